@@ -1,0 +1,43 @@
+# One command each. Every target makes .venv by itself; PYTHON chooses the interpreter it is made from.
+PYTHON ?= python3
+PORT ?= 8080
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test check format bench proto wheel clean
+
+run: $(STAMP)
+	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
+
+# OMP_NUM_THREADS: two OpenMP programs on two cores stall each other, and the tests start several processes.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+proto: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto \
+	    proto/text_generation_proto/generate.proto
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

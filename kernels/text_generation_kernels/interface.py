@@ -1,0 +1,197 @@
+"""The seam between models and devices: one flat set of ops, and a few services of a device.
+
+A backend implements `Ops` and `Device` once; layers call them and hold no other knowledge of where they run. Layouts
+of packed weights and of the KV cache belong to the backend: nothing outside it may look into `PackedWeight.data` or
+`KVCache`. Which sequence a token belongs to is an argument (`StepMetadata`), never a module variable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A linear layer's weight in the layout that its backend multiplies with."""
+
+    data: Any  # the backend's own
+    out_features: int
+    in_features: int
+    layout: str  # what `data` is, for reports: "nd", "nz", "panels_f32" ...
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """One layer's keys and values, in blocks. Shapes and layout are the backend's; `block_size` is in tokens."""
+
+    k: Tensor
+    v: Tensor
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """Where each token of a step stands. Rows lie one after the other in the flat batch, without padding.
+
+    A row may be empty only if the whole step is. Lengths stay on the host, where the router's plan made them known.
+    """
+
+    positions: Tensor  # [num_tokens] int64 on the device: each token's position in its sequence
+    slot_mapping: Tensor  # [num_tokens] int32 on the device: block_id * block_size + offset; -1 writes nothing
+    block_tables: Tensor  # [num_rows, max_blocks] int32 on the device; entries past a row's last block are 0
+    cu_seqlens_q: tuple[int, ...]  # [num_rows + 1] on the host: where each row's tokens begin; starts with 0
+    kv_lens: tuple[int, ...]  # [num_rows] on the host: tokens visible to the row's last token, cached and new
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.kv_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.cu_seqlens_q[-1]
+
+
+class Ops(ABC):
+    """The ops. Every implementation has the same signatures and the same side effects.
+
+    `dtype` below is the backend's activation dtype (float32 on the CPU). All tensors are on the backend's device, and
+    contiguous in their last dimension. Results are new tensors owned by the caller unless "in place" is said.
+    """
+
+    name: str
+    activation_dtype: torch.dtype
+
+    @abstractmethod
+    def pack_weight(self, weight: Tensor) -> PackedWeight:
+        """Lay out a linear weight once, at load.
+
+        Args:
+            weight: [out_features, in_features], any float dtype, on the host or the device. May be freed afterwards:
+                the result never shares memory with a tensor that something else still uses, unless it is `weight`
+                itself in the right layout already.
+        """
+
+    @abstractmethod
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias.
+
+        Args:
+            x: [num_tokens, in_features] dtype.
+            bias: [out_features] dtype.
+        Returns: [num_tokens, out_features] dtype.
+        """
+
+    @abstractmethod
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows of an embedding table.
+
+        Args:
+            token_ids: [num_tokens] int64, each within the table.
+            weight: [num_embeddings, hidden_size], the checkpoint's dtype.
+        Returns: [num_tokens, hidden_size] dtype.
+        """
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32 (arXiv:1910.07467).
+
+        Args:
+            x: [..., size] dtype; weight: [size] dtype.
+        """
+
+    @abstractmethod
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Add a sublayer's output to the residual stream and normalize the sum.
+
+        Args:
+            x, residual: [num_tokens, hidden_size] dtype.
+        Returns: (rms_norm(x + residual), x + residual). `residual` may be overwritten.
+        """
+
+    @abstractmethod
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate the first 2 * rotary_half dimensions of each head; pairs are (i, i + rotary_half) (arXiv:2104.09864, in
+        the half-split form that Hugging Face checkpoints are stored for).
+
+        Args:
+            q: [num_tokens, num_heads, head_dim] dtype; k: [num_tokens, num_kv_heads, head_dim] dtype. May be strided
+                views into one fused projection, and may be overwritten.
+            cos, sin: [num_tokens, rotary_half] float32, already at each token's position.
+        Returns: rotated (q, k).
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """silu(gate) * up, for x = [gate | up].
+
+        Args:
+            x: [num_tokens, 2 * intermediate_size] dtype.
+        Returns: [num_tokens, intermediate_size] dtype.
+        """
+
+    @abstractmethod
+    def new_kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> KVCache:
+        """Allocate one layer's cache, zeroed."""
+
+    @abstractmethod
+    def kv_block_bytes(self, block_size: int, num_kv_heads: int, head_dim: int) -> int:
+        """Bytes that one block of one layer takes, keys and values together."""
+
+    @abstractmethod
+    def check_block_size(self, block_size: int) -> None:
+        """Raise ValueError, naming the allowed sizes, when `attention` cannot take blocks of this size."""
+
+    @abstractmethod
+    def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        """Write a step's keys and values into one layer's cache, in place.
+
+        Args:
+            k, v: [num_tokens, num_kv_heads, head_dim] dtype.
+            slot_mapping: [num_tokens] int32; -1 leaves the cache as it is.
+        """
+
+    @abstractmethod
+    def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
+        """Causal attention of each token over its own sequence, keys and values read from the paged cache.
+
+        The step's own keys and values have been stored before. Whole prompts, chunks, cached prefixes and decode rows
+        are one case: token i of a row with n tokens sees the first kv_len - n + i + 1 positions. Query head h reads
+        key/value head h // (num_heads // num_kv_heads).
+
+        Args:
+            q: [num_tokens, num_heads, head_dim] dtype.
+        Returns: [num_tokens, num_heads, head_dim] dtype.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Memory of a device, in bytes."""
+
+    total_bytes: int
+    free_bytes: int  # what this process may still allocate, a container's limit counted
+
+
+class Device(ABC):
+    """One device of one process."""
+
+    kind: str  # "cpu" or "npu"
+    name: str  # "cpu", "Ascend910B4"
+    torch_device: torch.device
+    ops: Ops
+    default_block_size: int
+    process_group_backend: str  # torch.distributed's name: "gloo" or "hccl"
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """What is there and what is free now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything launched has finished; errors of the device surface here."""

@@ -1,0 +1,1 @@
+"""What runs next, and in which blocks: plain synchronous Python on lists and ints. Imports the standard library only."""

@@ -1,0 +1,61 @@
+"""What is asked of a replica and what comes back: plain frozen records of ids and numbers, without text.
+
+They cross the boundary between generation and replica, and could cross a process boundary as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended. Values are TGI's words."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"  # found in the text, so by generation; a replica never reports it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the next token is chosen. Neutral values switch a step off; the wire's fields have the same names."""
+
+    do_sample: bool = False  # False: the most likely token; the next four and the seed are then unused
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    typical_p: float = 1.0  # 1: off
+    repetition_penalty: float = 1.0  # 1: off
+    frequency_penalty: float = 0.0  # 0: off
+    watermark: bool = False
+    seed: int = 0  # 0 ... 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to be continued. Validated: it fits the replica's limits."""
+
+    token_ids: tuple[int, ...]  # the prompt; at least one token
+    max_new_tokens: int  # at least 1; len(token_ids) + max_new_tokens <= the replica's max_total_tokens
+    eos_token_ids: frozenset[int] = frozenset()
+    sampling: SamplingParameters = SamplingParameters()
+    top_n_tokens: int = 0
+    prompt_logprobs: bool = False  # also keeps the request from reusing cached prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token."""
+
+    token_id: int
+    logprob: float  # log-softmax of the model's own logits
+    top_tokens: tuple[tuple[int, float], ...]  # (id, logprob), best first, ties with the last included; () if not asked
+    finish_reason: FinishReason | None  # set on a sequence's last event
+    # On the first event only: one value per prompt token after the first, if the request asked; else None.
+    prompt_logprobs: tuple[float, ...] | None
+    started_s: float  # time.monotonic() when the sequence was first put into a step
+
+
+class GenerationFailed(Exception):
+    """The shards failed while this sequence was queued or running. The message is for the client."""
