@@ -1,1 +1,1 @@
-"""What runs next, and in which blocks: plain synchronous Python on lists and ints. Imports the standard library only."""
+"""What runs next, and in which blocks: plain synchronous Python on lists and ints. Standard library only."""

@@ -1,0 +1,332 @@
+"""What runs in the next step.
+
+There is no prefill phase and no decode phase. Each step lets `num_computed_tokens` of some sequences catch up with the
+tokens they are known to have; a row that reaches the last known token samples one more. A decode row, a whole prompt,
+a chunk of a prompt, the rest of a prompt whose beginning was cached and a sequence that comes back after a preemption
+are all this one thing.
+
+Steps are planned ahead of their answers: a plan counts on the shards running all earlier plans, in order. So blocks and
+table rows that a plan gives back can be handed out by that very plan, and what a step in flight writes into a block
+that was freed meanwhile is overwritten or unreachable.
+
+Knows nothing about time limits, text, asyncio or the wire.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from text_generation_router.scheduling.blocks import BlockCounts, BlockPool
+from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
+from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
+from text_generation_router.scheduling.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_step_tokens: int  # the token budget of one step (--max-batch-prefill-tokens)
+    max_sequences: int  # rows of the shards' tables
+    # Whether prompt and decode rows may share a step. Off where a decode step replays a captured graph.
+    mixed_steps: bool = True
+    prefix_caching: bool = True
+    # Share of the blocks that admission leaves alone, so that running sequences can grow a while before one must yield.
+    low_water: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    running: int
+    waiting: int
+    blocks: BlockCounts
+    preemptions: int  # since start
+    prefix_hit_tokens: int  # since start; prompt tokens that were not computed because they were cached
+    running_tokens: int  # tokens known of running sequences
+
+
+@dataclass(slots=True)
+class _Row:
+    sequence: Sequence
+    num_tokens: int
+    new_block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    step_id: int
+    sampled: list[Sequence]  # in row order
+    sequence_at: dict[int, Sequence]  # by table index, of the rows that report prompt logprobs
+
+
+class Scheduler:
+    """Owns a replica's queue, its running sequences and its blocks."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.pool = pool
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()  # preempted ones in front
+        self._running: list[Sequence] = []  # oldest first: the order in which they are served and not preempted
+        self._free_table_indices = list(range(config.max_sequences - 1, -1, -1))
+        self._release: list[int] = []  # table indices to be given back by the next plan
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._next_step_id = 0
+        self._last_step_was_prompts = False
+        self._low_water_blocks = max(1, int(pool.num_blocks * config.low_water))
+        self._preemptions = 0
+        self._prefix_hit_tokens = 0
+
+    # ------------------------------------------------------------------------------------------------ sequences
+
+    def submit(self, request: Request) -> Sequence:
+        """Queue a request. It has been checked to fit the cache alone."""
+        sequence = Sequence(request)
+        self._waiting.append(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence in whatever state it is; what steps in flight still answer for it is dropped."""
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.state is State.RUNNING:
+            self._running.remove(sequence)
+            self._give_back(sequence)
+        sequence.state = State.FINISHED
+
+    def abort_all(self) -> list[Sequence]:
+        """End everything, steps in flight included: the shards have forgotten it."""
+        sequences = [*self._running, *self._waiting]
+        for sequence in sequences:
+            self.abort(sequence)
+        self._in_flight.clear()
+        return sequences
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks=self.pool.counts(),
+            preemptions=self._preemptions,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            running_tokens=sum(sequence.num_known_tokens for sequence in self._running),
+        )
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    # ------------------------------------------------------------------------------------------------ planning
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can run before an answer or a request arrives.
+
+        Every decoding sequence gets its row; prompts share what is left of the token budget, but never less than a
+        quarter of it, or a full house of decoding sequences would starve them. So a step has at most
+        max_step_tokens + max_sequences tokens.
+        """
+        rows: list[_Row] = []
+        decoding = [sequence for sequence in self._running if sequence.num_remaining_tokens == 1]
+        prompts_first = not self.config.mixed_steps and not (self._last_step_was_prompts and decoding)
+
+        if not prompts_first:
+            self._add_rows(rows, decoding, len(decoding))
+        admit: list[Sequence] = []
+        if self.config.mixed_steps or not rows:
+            prompts = [sequence for sequence in self._running if sequence.num_remaining_tokens > 1]
+            budget = max(self.config.max_step_tokens - len(rows), self.config.max_step_tokens // 4, 1)
+            budget = self._add_rows(rows, prompts, budget)
+            admit = self._admit(rows, budget)
+            self._last_step_was_prompts = bool(rows)
+        else:
+            self._last_step_was_prompts = False
+        if prompts_first and not rows:
+            self._add_rows(rows, decoding, len(decoding))
+        if not rows:
+            return None
+        return self._commit(rows, admit)
+
+    def _add_rows(self, rows: list[_Row], sequences: list[Sequence], budget: int) -> int:
+        """Give each sequence a row while the budget lasts, preempting the newest when blocks run out."""
+        for sequence in sequences:
+            if budget == 0:
+                break
+            if sequence.state is not State.RUNNING:  # preempted for one of the sequences before it
+                continue
+            num_tokens = min(sequence.num_remaining_tokens, budget)
+            missing = self._num_blocks(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
+            while missing > self.pool.num_available and sequence.state is State.RUNNING:
+                budget += self._preempt_newest(rows)
+            if sequence.state is not State.RUNNING:
+                continue
+            new_block_ids = self.pool.allocate(missing) if missing > 0 else []
+            sequence.block_ids.extend(new_block_ids)
+            rows.append(_Row(sequence, num_tokens, new_block_ids))
+            budget -= num_tokens
+        return budget
+
+    def _preempt_newest(self, rows: list[_Row]) -> int:
+        """Take everything from the newest running sequence; to be computed anew. Returns the budget it used."""
+        sequence = self._running.pop()
+        self._give_back(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.state = State.WAITING
+        self._waiting.appendleft(sequence)
+        self._preemptions += 1
+        for position, row in enumerate(rows):
+            if row.sequence is sequence:
+                del rows[position]
+                return row.num_tokens
+        return 0
+
+    def _admit(self, rows: list[_Row], budget: int) -> list[Sequence]:
+        """Let waiting sequences in, in their order, while budget, table rows and blocks last."""
+        admitted: list[Sequence] = []
+        while self._waiting and budget > 0 and self._free_table_indices:
+            sequence = self._waiting[0]
+            if sequence.num_pending_tokens:
+                break  # preempted, and its last token is still on its way here
+            cached_block_ids = self._find_cached(sequence)
+            missing = self._num_blocks(len(sequence.token_ids)) - len(cached_block_ids)
+            needed = missing + self.pool.num_cached(cached_block_ids)
+            low_water = self._low_water_blocks if self._running else 0
+            if needed + low_water > self.pool.num_available:
+                break
+            self._waiting.popleft()
+            self.pool.share(cached_block_ids)
+            sequence.block_ids = [*cached_block_ids, *self.pool.allocate(missing)]
+            sequence.num_computed_tokens = len(cached_block_ids) * self.pool.block_size
+            sequence.num_remembered_blocks = len(cached_block_ids)
+            sequence.table_index = self._free_table_indices.pop()
+            sequence.state = State.RUNNING
+            if sequence.started_s == 0.0:
+                sequence.started_s = self._clock()
+            self._prefix_hit_tokens += sequence.num_computed_tokens
+            self._running.append(sequence)
+            admitted.append(sequence)
+            num_tokens = min(sequence.num_remaining_tokens, budget)
+            rows.append(_Row(sequence, num_tokens, []))
+            budget -= num_tokens
+        return admitted
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        if not self.config.prefix_caching or sequence.request.prompt_logprobs:
+            return []
+        hashes = sequence.hash_full_blocks(self.pool.block_size)
+        # At least one token must be computed, since its logits choose the next one.
+        usable = (len(sequence.token_ids) - 1) // self.pool.block_size
+        return self.pool.find_prefix(hashes[:usable])
+
+    def _commit(self, rows: list[_Row], admit: list[Sequence]) -> StepPlan:
+        """Move the counters as if the step had run, and write the plan down."""
+        admissions = tuple(
+            Admission(
+                table_index=sequence.table_index,
+                token_ids=tuple(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=sequence.num_computed_tokens,
+                block_ids=tuple(sequence.block_ids),
+                sampling=sequence.request.sampling,
+                top_n_tokens=sequence.request.top_n_tokens,
+                prompt_logprobs=sequence.wants_prompt_logprobs,
+            )
+            for sequence in admit
+        )
+        sampled: list[Sequence] = []
+        for row in rows:
+            sequence = row.sequence
+            sequence.num_computed_tokens += row.num_tokens
+            if sequence.num_computed_tokens == sequence.num_known_tokens:
+                sequence.num_pending_tokens += 1
+                sampled.append(sequence)
+            self._remember_full_blocks(sequence)
+        plan = StepPlan(
+            step_id=self._next_step_id,
+            release=tuple(self._release),
+            admit=admissions,
+            append=tuple((row.sequence.table_index, block_id) for row in rows for block_id in row.new_block_ids),
+            rows=tuple((row.sequence.table_index, row.num_tokens) for row in rows),
+        )
+        reporting = {row.sequence.table_index: row.sequence for row in rows if row.sequence.request.prompt_logprobs}
+        self._in_flight.append(_StepInFlight(self._next_step_id, sampled, reporting))
+        self._next_step_id += 1
+        self._release.clear()
+        return plan
+
+    # ------------------------------------------------------------------------------------------------ answers
+
+    def complete(self, result: StepResult) -> list[tuple[Sequence, TokenEvent]]:
+        """Take in the answer to the oldest step in flight.
+
+        Returns: the new tokens, in row order, without those of sequences that were aborted or ended meanwhile.
+        """
+        step = self._in_flight.popleft()
+        assert step.step_id == result.step_id, f"answer to step {result.step_id}, expected {step.step_id}"
+        assert len(step.sampled) == len(result.token_ids), "one answer per sampled row"
+        for table_index, (first_position, values) in result.prompt_logprobs.items():
+            known = step.sequence_at[table_index].prompt_logprobs
+            # After a preemption the first chunks are computed, and answered, once more.
+            del known[first_position - 1 :]
+            known.extend(values)
+        events: list[tuple[Sequence, TokenEvent]] = []
+        for row, sequence in enumerate(step.sampled):
+            if sequence.state is State.FINISHED:
+                continue
+            token_id = result.token_ids[row]
+            sequence.num_pending_tokens -= 1
+            sequence.token_ids.append(token_id)
+            is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
+            finish_reason = self._finish_reason(sequence, token_id)
+            if finish_reason is not None:
+                self.abort(sequence)
+            else:
+                self._remember_full_blocks(sequence)
+            event = TokenEvent(
+                token_id=token_id,
+                logprob=result.logprobs[row],
+                top_tokens=result.top_tokens[row] if result.top_tokens else (),
+                finish_reason=finish_reason,
+                prompt_logprobs=tuple(sequence.prompt_logprobs)
+                if is_first and sequence.request.prompt_logprobs
+                else None,
+                started_s=sequence.started_s,
+            )
+            events.append((sequence, event))
+        return events
+
+    @staticmethod
+    def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
+        # Length first: a sequence whose last allowed token is the end token has ended by length (TGI's rule).
+        if len(sequence.token_ids) - sequence.num_prompt_tokens >= sequence.request.max_new_tokens:
+            return FinishReason.LENGTH
+        if token_id in sequence.request.eos_token_ids:
+            return FinishReason.EOS_TOKEN
+        return None
+
+    # ------------------------------------------------------------------------------------------------ blocks
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
+
+    def _remember_full_blocks(self, sequence: Sequence) -> None:
+        """Make blocks findable that are full of tokens known here and computed by a step already planned."""
+        if not self.config.prefix_caching:
+            return
+        block_size = self.pool.block_size
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // block_size
+        if num_full > sequence.num_remembered_blocks and sequence.state is State.RUNNING:
+            hashes = sequence.hash_full_blocks(block_size)
+            for index in range(sequence.num_remembered_blocks, num_full):
+                self.pool.remember(sequence.block_ids[index], hashes[index])
+            sequence.num_remembered_blocks = num_full
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Return a running sequence's blocks and table row."""
+        self.pool.free(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_remembered_blocks = 0
+        # Free at once: the plan that hands it out again also carries its release, and shards release first.
+        self._release.append(sequence.table_index)
+        self._free_table_indices.append(sequence.table_index)
+        sequence.table_index = -1

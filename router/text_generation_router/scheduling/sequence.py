@@ -1,0 +1,75 @@
+"""One prompt with its growing output, as the router knows it: tokens, blocks and counters. The scheduler changes it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from text_generation_router.scheduling.blocks import BlockHash, hash_block
+from text_generation_router.scheduling.request import Request
+
+
+class State(Enum):
+    WAITING = auto()  # in the queue: new, or preempted
+    RUNNING = auto()  # has a table row in the shards
+    FINISHED = auto()  # ended or aborted; owns nothing
+
+
+class Sequence:
+    """Counters of tokens, at any moment:
+
+    [0, num_computed_tokens)              keys and values in the cache, or written by a step in flight
+    [num_computed_tokens, num_known)      to be computed by the next steps
+    [len(token_ids), num_known)           sampled by steps in flight: the shards know the ids already, we do not yet
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "num_computed_tokens",
+        "num_pending_tokens",
+        "num_prompt_tokens",
+        "num_remembered_blocks",
+        "prompt_logprobs",
+        "request",
+        "started_s",
+        "state",
+        "table_index",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.token_ids: list[int] = list(request.token_ids)  # prompt, then output as far as it is known here
+        self.num_prompt_tokens = len(request.token_ids)
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0  # sampled by steps in flight
+        self.block_ids: list[int] = []
+        self.block_hashes: list[BlockHash] = []  # of the full blocks of token_ids, extended as needed
+        self.num_remembered_blocks = 0  # of block_ids, findable or known to be findable elsewhere
+        self.table_index = -1  # -1: none
+        self.state = State.WAITING
+        self.started_s = 0.0  # time.monotonic() of the first step; 0: not yet
+        self.prompt_logprobs: list[float] = []  # of prompt tokens 1, 2, ...
+
+    @property
+    def num_known_tokens(self) -> int:
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that the next steps must compute; 0 when the last token that may be made is in flight."""
+        if self.num_known_tokens - self.num_prompt_tokens >= self.request.max_new_tokens:
+            # The last token of all needs no keys and values of its own.
+            return 0
+        return self.num_known_tokens - self.num_computed_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def hash_full_blocks(self, block_size: int) -> list[BlockHash]:
+        """Hashes of the full blocks of the tokens known here. Each block is hashed once in a sequence's life."""
+        for index in range(len(self.block_hashes), len(self.token_ids) // block_size):
+            parent = self.block_hashes[-1] if self.block_hashes else None
+            self.block_hashes.append(hash_block(parent, self.token_ids[index * block_size : (index + 1) * block_size]))
+        return self.block_hashes

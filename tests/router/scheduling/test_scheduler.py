@@ -1,0 +1,339 @@
+"""Scheduler, run against a model of the shards that refuses a wrong plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_generation_router.scheduling.blocks import BlockPool
+from text_generation_router.scheduling.plan import StepPlan
+from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
+from text_generation_router.scheduling.scheduler import Scheduler, SchedulerConfig
+from text_generation_router.scheduling.sequence import Sequence
+
+from tests.support.shard_model import ShardModel, hashed_token, reference_tokens, scripted_logprob
+
+VOCAB = 50
+NEXT = hashed_token(VOCAB)
+
+
+@dataclass
+class Rig:
+    """A scheduler with its shards; `depth` steps are in flight at most."""
+
+    num_blocks: int = 64
+    block_size: int = 4
+    depth: int = 2
+    config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_step_tokens=16, max_sequences=8))
+    events: dict[int, list[TokenEvent]] = field(default_factory=dict)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.num_blocks, self.block_size)
+        self.scheduler = Scheduler(self.config, self.pool)
+        self.shard = ShardModel(self.num_blocks, self.block_size, NEXT)
+        self.sent: deque[StepPlan] = deque()
+
+    def submit(self, request: Request) -> Sequence:
+        sequence = self.scheduler.submit(request)
+        self.events[id(sequence)] = []
+        return sequence
+
+    def tick(self) -> bool:
+        """Plan up to the depth, then answer the oldest step. False when there is nothing left to do."""
+        while len(self.sent) < self.depth:
+            plan = self.scheduler.plan()
+            if plan is None:
+                break
+            self.plans.append(plan)
+            self.sent.append(plan)
+        if not self.sent:
+            return False
+        for sequence, event in self.scheduler.complete(self.shard.run(self.sent.popleft())):
+            self.events[id(sequence)].append(event)
+        return True
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if not self.tick():
+                return
+        pytest.fail("the scheduler never came to rest")
+
+    def output(self, sequence: Sequence) -> list[int]:
+        return [event.token_id for event in self.events[id(sequence)]]
+
+
+def expected(request: Request) -> tuple[list[int], FinishReason]:
+    tokens = reference_tokens(request.token_ids, request.max_new_tokens, NEXT)
+    for position, token_id in enumerate(tokens):
+        if position + 1 < request.max_new_tokens and token_id in request.eos_token_ids:
+            return tokens[: position + 1], FinishReason.EOS_TOKEN
+    return tokens, FinishReason.LENGTH
+
+
+def prompt(length: int, first: int = 1) -> tuple[int, ...]:
+    return tuple((first + position) % VOCAB for position in range(length))
+
+
+def test_one_sequence_gets_its_tokens_and_ends_by_length() -> None:
+    rig = Rig()
+    request = Request(prompt(5), max_new_tokens=7)
+    sequence = rig.submit(request)
+    rig.run()
+    assert rig.output(sequence) == expected(request)[0]
+    reasons = [event.finish_reason for event in rig.events[id(sequence)]]
+    assert reasons == [None] * 6 + [FinishReason.LENGTH]
+    assert rig.pool.counts().owned == 0
+
+
+def test_end_token_on_the_last_allowed_place_counts_as_length() -> None:
+    first = NEXT(prompt(3))
+    rig = Rig()
+    last = rig.submit(Request(prompt(3), max_new_tokens=1, eos_token_ids=frozenset({first})))
+    early = rig.submit(Request(prompt(3), max_new_tokens=2, eos_token_ids=frozenset({first})))
+    rig.run()
+    assert [event.finish_reason for event in rig.events[id(last)]] == [FinishReason.LENGTH]
+    assert [event.finish_reason for event in rig.events[id(early)]] == [FinishReason.EOS_TOKEN]
+
+
+def test_two_steps_in_flight_cost_one_wasted_row_at_most() -> None:
+    request = Request(prompt(3), max_new_tokens=50, eos_token_ids=frozenset({expected_token(4)}))
+    rig = Rig(depth=2)
+    sequence = rig.submit(request)
+    rig.run()
+    rows = sum(len(plan.rows) for plan in rig.plans)
+    assert rows <= len(rig.output(sequence)) + 1
+
+
+def expected_token(position: int) -> int:
+    return reference_tokens(prompt(3), position + 1, NEXT)[position]
+
+
+def test_long_prompt_is_computed_in_chunks_beside_decoding_rows() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=8, max_sequences=4))
+    short = rig.submit(Request(prompt(2), max_new_tokens=20))
+    rig.tick()
+    long = rig.submit(Request(prompt(40, first=9), max_new_tokens=2))
+    rig.run()
+    chunked = [plan for plan in rig.plans if any(num_tokens == 7 for _, num_tokens in plan.rows)]
+    assert len(chunked) >= 5
+    assert all(len(plan.rows) == 2 for plan in chunked), "the short one decodes in every step"
+    assert rig.output(short) == expected(short.request)[0]
+    assert rig.output(long) == expected(long.request)[0]
+
+
+def test_full_house_of_decoding_rows_does_not_starve_a_prompt() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=8, max_sequences=12))
+    for index in range(10):
+        rig.submit(Request(prompt(2, first=index), max_new_tokens=30))
+    for _ in range(6):
+        rig.tick()
+    late = rig.submit(Request(prompt(12, first=20), max_new_tokens=1))
+    before = len(rig.plans)
+    while not rig.output(late):
+        rig.tick()
+    assert len(rig.plans) - before <= 8
+    assert all(plan.num_tokens <= 8 + 12 for plan in rig.plans)
+
+
+def test_second_identical_prompt_computes_only_its_last_block() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    request = Request(prompt(18), max_new_tokens=3)
+    first = rig.submit(request)
+    rig.run()
+    second = rig.submit(request)
+    before = len(rig.plans)
+    rig.run()
+    assert rig.plans[before].admit[0].num_computed_tokens == 16
+    assert rig.output(first) == rig.output(second)
+    assert rig.scheduler.stats().prefix_hit_tokens == 16
+
+
+def test_prompt_of_whole_blocks_still_computes_one_token() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    request = Request(prompt(16), max_new_tokens=3)
+    rig.submit(request)
+    rig.run()
+    again = rig.submit(request)
+    rig.run()
+    assert rig.plans[-3].admit[0].num_computed_tokens == 12
+    assert rig.output(again) == expected(request)[0]
+
+
+def test_prefix_is_shared_while_its_first_owner_still_runs() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    first = rig.submit(Request(prompt(16), max_new_tokens=20))
+    rig.tick()
+    second = rig.submit(Request((*prompt(16), 3, 4), max_new_tokens=5))
+    rig.run()
+    assert rig.scheduler.stats().prefix_hit_tokens == 16
+    assert rig.output(first) == expected(first.request)[0]
+    assert rig.output(second) == expected(second.request)[0]
+
+
+def test_answers_are_cached_too() -> None:
+    """A conversation's next turn starts with the last answer."""
+    rig = Rig(config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    first = rig.submit(Request(prompt(8), max_new_tokens=13))
+    rig.run()
+    turn = (*prompt(8), *rig.output(first), 1, 2)
+    rig.submit(Request(turn, max_new_tokens=1))
+    rig.run()
+    assert rig.scheduler.stats().prefix_hit_tokens == 20
+
+
+def test_prompt_logprobs_recompute_the_prompt_and_come_with_the_first_token() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=6, max_sequences=4))
+    plain = Request(prompt(17), max_new_tokens=2)
+    rig.submit(plain)
+    rig.run()
+    asking = rig.submit(Request(prompt(17), max_new_tokens=2, prompt_logprobs=True))
+    rig.run()
+    assert rig.scheduler.stats().prefix_hit_tokens == 0
+    events = rig.events[id(asking)]
+    assert events[0].prompt_logprobs == tuple(scripted_logprob(token_id) for token_id in prompt(17)[1:])
+    assert events[1].prompt_logprobs is None
+
+
+def test_small_cache_preempts_the_newest_and_everyone_finishes() -> None:
+    """G35: eight requests in a cache for about two, each with the ids it gets alone."""
+    rig = Rig(num_blocks=10, config=SchedulerConfig(max_step_tokens=16, max_sequences=8))
+    sequences = [rig.submit(Request(prompt(7, first=index), max_new_tokens=25)) for index in range(8)]
+    rig.run()
+    assert rig.scheduler.stats().preemptions > 0
+    for sequence in sequences:
+        assert rig.output(sequence) == expected(sequence.request)[0]
+    assert rig.pool.counts().owned == 0
+
+
+def test_oldest_sequence_is_never_preempted() -> None:
+    rig = Rig(num_blocks=8, config=SchedulerConfig(max_step_tokens=16, max_sequences=8))
+    oldest = rig.submit(Request(prompt(6), max_new_tokens=20))
+    for index in range(5):
+        rig.submit(Request(prompt(6, first=index + 10), max_new_tokens=20))
+    rig.run()
+    admitted = [a.table_index for plan in rig.plans for a in plan.admit if a.token_ids[:6] == prompt(6)]
+    assert len(admitted) == 1
+    assert rig.output(oldest) == expected(oldest.request)[0]
+
+
+def test_long_answers_do_not_hold_back_short_ones() -> None:
+    """G31: nothing is reserved for tokens that may never come."""
+    rig = Rig(num_blocks=64, config=SchedulerConfig(max_step_tokens=64, max_sequences=32))
+    long = [rig.submit(Request(prompt(4, first=index), max_new_tokens=200)) for index in range(4)]
+    rig.tick()
+    short = [rig.submit(Request(prompt(4, first=index + 10), max_new_tokens=5)) for index in range(20)]
+    for _ in range(12):
+        rig.tick()
+    assert all(len(rig.output(sequence)) == 5 for sequence in short)
+    rig.run()
+    assert all(len(rig.output(sequence)) == 200 for sequence in long)
+
+
+def test_aborting_gives_everything_back_in_every_state() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=8, max_sequences=2))
+    running = rig.submit(Request(prompt(4), max_new_tokens=100))
+    chunking = rig.submit(Request(prompt(40), max_new_tokens=5))
+    waiting = rig.submit(Request(prompt(3), max_new_tokens=5))
+    rig.tick()
+    for sequence in (running, chunking, waiting):
+        rig.scheduler.abort(sequence)
+        rig.scheduler.abort(sequence)
+    rig.run()
+    assert rig.pool.counts().owned == 0
+    stats = rig.scheduler.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    survivor = rig.submit(Request(prompt(5), max_new_tokens=3))
+    rig.run()
+    assert rig.output(survivor) == expected(survivor.request)[0]
+
+
+def test_one_table_row_serves_one_sequence_after_the_other() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=8, max_sequences=1))
+    sequences = [rig.submit(Request(prompt(3, first=index), max_new_tokens=4)) for index in range(3)]
+    rig.run()
+    for sequence in sequences:
+        assert rig.output(sequence) == expected(sequence.request)[0]
+
+
+def test_prompts_and_decode_rows_are_kept_apart_when_steps_may_not_be_mixed() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=8, max_sequences=4, mixed_steps=False))
+    sequences = [rig.submit(Request(prompt(3, first=index), max_new_tokens=6)) for index in range(2)]
+    rig.tick()
+    sequences += [rig.submit(Request(prompt(30, first=index), max_new_tokens=6)) for index in range(2)]
+    rig.run()
+    for plan in rig.plans:
+        admitted = {admission.table_index for admission in plan.admit}
+        kinds = {num_tokens > 1 or table_index in admitted for table_index, num_tokens in plan.rows}
+        assert len(kinds) == 1
+    for sequence in sequences:
+        assert rig.output(sequence) == expected(sequence.request)[0]
+
+
+requests = st.builds(
+    Request,
+    token_ids=st.one_of(
+        st.lists(st.integers(0, 2), min_size=1, max_size=30).map(tuple),
+        st.integers(1, 30).map(prompt),
+    ),
+    max_new_tokens=st.integers(1, 20),
+    eos_token_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=3),
+    prompt_logprobs=st.booleans(),
+    top_n_tokens=st.integers(0, 2),
+)
+actions = st.lists(st.one_of(requests, st.just("tick"), st.integers(0, 20)), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    actions=actions,
+    depth=st.integers(1, 3),
+    num_blocks=st.integers(13, 40),
+    max_step_tokens=st.integers(1, 24),
+    max_sequences=st.integers(1, 6),
+    mixed_steps=st.booleans(),
+    prefix_caching=st.booleans(),
+)
+def test_any_schedule_gives_each_sequence_the_tokens_it_gets_alone(
+    *,
+    actions: list[Request | str | int],
+    depth: int,
+    num_blocks: int,
+    max_step_tokens: int,
+    max_sequences: int,
+    mixed_steps: bool,
+    prefix_caching: bool,
+) -> None:
+    """Requests come, run, are cut off and are preempted in any order; an int aborts that sequence."""
+    config = SchedulerConfig(max_step_tokens, max_sequences, mixed_steps, prefix_caching)
+    rig = Rig(num_blocks=num_blocks, depth=depth, config=config)
+    sequences: list[Sequence] = []
+    aborted: set[int] = set()
+    for action in actions:
+        if isinstance(action, Request):
+            sequences.append(rig.submit(action))
+        elif isinstance(action, int):
+            if action < len(sequences):
+                rig.scheduler.abort(sequences[action])
+                aborted.add(action)
+        else:
+            rig.tick()
+        counts = rig.pool.counts()
+        assert counts.total == num_blocks
+    rig.run()
+    for index, sequence in enumerate(sequences):
+        tokens, reason = expected(sequence.request)
+        events = rig.events[id(sequence)]
+        if index in aborted:
+            assert rig.output(sequence) == tokens[: len(events)]
+            continue
+        assert rig.output(sequence) == tokens
+        assert [event.finish_reason for event in events] == [None] * (len(tokens) - 1) + [reason]
+        if sequence.request.prompt_logprobs:
+            wanted = tuple(scripted_logprob(token_id) for token_id in sequence.request.token_ids[1:])
+            assert events[0].prompt_logprobs == wanted
+    assert rig.pool.counts().owned == 0
+    assert not rig.shard.rows or set(rig.shard.rows) <= set(range(max_sequences))

@@ -1,0 +1,116 @@
+"""What a shard does with steps, without a model: every table, block and slot is tracked, and a wrong plan is an error.
+
+The next token is a function of the whole prefix as it is found *in the cache*, so a plan that leaves a gap, reads a
+block of somebody else or appends a block twice gives other tokens than `reference_tokens`, or an assertion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from text_generation_router.scheduling.plan import StepPlan, StepResult
+
+NextToken = Callable[[tuple[int, ...]], int]
+
+
+def hashed_token(vocab_size: int) -> NextToken:
+    """A next-token rule that depends on every token before it."""
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        digest = hashlib.blake2b(repr(prefix).encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "little") % vocab_size
+
+    return next_token
+
+
+def reference_tokens(prompt: Iterable[int], count: int, next_token: NextToken) -> list[int]:
+    """The tokens that a sequence gets alone."""
+    prefix = tuple(prompt)
+    output: list[int] = []
+    for _ in range(count):
+        output.append(next_token((*prefix, *output)))
+    return output
+
+
+def scripted_logprob(token_id: int) -> float:
+    return -math.log(2 + token_id % 7)
+
+
+@dataclass
+class _TableRow:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    top_n_tokens: int
+    prompt_logprobs: bool
+
+
+@dataclass
+class ShardModel:
+    """The tables of one shard. `slots` holds, per slot, the token whose keys and values lie there."""
+
+    num_blocks: int
+    block_size: int
+    next_token: NextToken
+    rows: dict[int, _TableRow] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for table_index in plan.release:
+            del self.rows[table_index]
+        for admission in plan.admit:
+            assert admission.table_index not in self.rows, "a table row was admitted twice"
+            assert admission.num_computed_tokens < len(admission.token_ids)
+            self.rows[admission.table_index] = _TableRow(
+                list(admission.token_ids),
+                admission.num_prompt_tokens,
+                admission.num_computed_tokens,
+                list(admission.block_ids),
+                admission.top_n_tokens,
+                admission.prompt_logprobs,
+            )
+        for table_index, block_id in plan.append:
+            assert 0 <= block_id < self.num_blocks
+            self.rows[table_index].block_ids.append(block_id)
+
+        # As in a real step, every row writes before any row reads.
+        assert len({table_index for table_index, _ in plan.rows}) == len(plan.rows), "two rows of one sequence"
+        for table_index, num_tokens in plan.rows:
+            row = self.rows[table_index]
+            for position in range(row.num_computed_tokens, row.num_computed_tokens + num_tokens):
+                self.slots[self._slot(row, position)] = row.token_ids[position]
+            row.num_computed_tokens += num_tokens
+        token_ids, logprobs, top_tokens = [], [], []
+        prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]] = {}
+        for table_index, num_tokens in plan.rows:
+            row = self.rows[table_index]
+            prefix = tuple(self.slots[self._slot(row, position)] for position in range(row.num_computed_tokens))
+            assert prefix == tuple(row.token_ids[: row.num_computed_tokens]), "the cache holds another prefix"
+            if row.prompt_logprobs:
+                first = row.num_computed_tokens - num_tokens + 1
+                last = min(row.num_computed_tokens, row.num_prompt_tokens - 1)
+                if first <= last:
+                    values = tuple(scripted_logprob(token_id) for token_id in row.token_ids[first : last + 1])
+                    prompt_logprobs[table_index] = (first, values)
+            if row.num_computed_tokens == len(row.token_ids):
+                token_id = self.next_token(prefix)
+                row.token_ids.append(token_id)
+                token_ids.append(token_id)
+                logprobs.append(scripted_logprob(token_id))
+                top_tokens.append(tuple((token_id + n, scripted_logprob(token_id)) for n in range(row.top_n_tokens)))
+        self.num_steps += 1
+        return StepResult(
+            plan.step_id,
+            tuple(token_ids),
+            tuple(logprobs),
+            tuple(top_tokens) if any(top_tokens) else (),
+            prompt_logprobs,
+        )
+
+    def _slot(self, row: _TableRow, position: int) -> int:
+        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
