@@ -1,0 +1,154 @@
+"""Replica and shard client against a scripted shard, over true gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from text_generation_router.replica import Replica, StepTiming
+from text_generation_router.scheduling.request import GenerationFailed, Request, TokenEvent
+from text_generation_router.shard_client import ShardError, ShardGroup, WarmupLimits
+
+from tests.support.scripted_shard import ScriptedShard
+from tests.support.shard_model import reference_tokens, scripted_logprob
+
+LIMITS = WarmupLimits(max_batch_prefill_tokens=16, max_sequences=64, max_total_tokens=200, max_batch_total_tokens=0)
+
+
+@asynccontextmanager
+async def running(shard: ScriptedShard, depth: int = 2) -> AsyncIterator[Replica]:
+    await shard.start()
+    replica = await Replica.start(await ShardGroup.connect(shard.socket_path), LIMITS, pipeline_depth=depth)
+    try:
+        yield replica
+    finally:
+        await replica.close()
+        await shard.stop()
+
+
+async def collect(replica: Replica, request: Request) -> list[TokenEvent]:
+    return [event async for event in replica.submit(request)]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 30)
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_sixty_requests_at_once_get_the_tokens_they_get_alone(tmp_path: Path, depth: int) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), num_blocks=40, block_size=4)
+    prompts = [tuple(range(first, first + 1 + first % 30)) for first in range(60)]
+
+    async def test() -> None:
+        async with running(shard, depth) as replica:
+            answers = await asyncio.gather(*(collect(replica, Request(prompt, 1 + len(prompt))) for prompt in prompts))
+            for prompt, events in zip(prompts, answers, strict=True):
+                expected = reference_tokens(prompt, 1 + len(prompt), shard.next_token)
+                assert [event.token_id for event in events] == expected
+            counts = replica.stats().blocks
+            assert counts.owned == 0
+            assert counts.total == 40
+
+    run(test)
+
+
+def test_top_tokens_and_prompt_logprobs_cross_the_wire(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"))
+    request = Request((5, 6, 7), 2, top_n_tokens=3, prompt_logprobs=True)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            plain, asking = await asyncio.gather(collect(replica, Request((1, 2), 2)), collect(replica, request))
+            assert all(event.top_tokens == () for event in plain)
+            assert all(len(event.top_tokens) == 3 for event in asking)
+            assert asking[0].top_tokens[0][0] == asking[0].token_id
+            expected = [scripted_logprob(6), scripted_logprob(7)]
+            assert asking[0].prompt_logprobs == pytest.approx(expected, abs=1e-6)
+
+    run(test)
+
+
+def test_closing_the_iterator_gives_everything_back_at_once(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.005)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            async with aclosing(replica.submit(Request((1, 2, 3), 150))) as events:
+                async for _ in events:
+                    break
+            stats = replica.stats()
+            assert (stats.running, stats.waiting, stats.blocks.owned) == (0, 0, 0)
+            assert len(await collect(replica, Request((9,), 3))) == 3
+
+    run(test)
+
+
+def test_failing_step_ends_every_request_and_refuses_new_ones(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), fail_at_step=4)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            results = await asyncio.gather(
+                *(collect(replica, Request((first,), 50)) for first in range(3)), return_exceptions=True
+            )
+            assert all(isinstance(result, GenerationFailed) for result in results)
+            assert "step 4: scripted failure" in str(results[0])
+            assert not await replica.check_health()
+            with pytest.raises(GenerationFailed):
+                await collect(replica, Request((1,), 1))
+            assert replica.stats().blocks.owned == 0
+
+    run(test)
+
+
+def test_health_is_a_real_token_when_idle(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"))
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            assert await replica.check_health()
+            assert shard.model.num_steps >= 1
+            await shard.stop()
+            assert not await replica.check_health()
+
+    run(test)
+
+
+def test_every_step_is_timed(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"))
+    timings: list[StepTiming] = []
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            replica.on_step = timings.append
+            await collect(replica, Request((1, 2, 3), 4))
+
+    run(test)
+    assert [timing.is_prefill for timing in timings[:4]] == [True, False, False, False]
+    assert all(timing.total_s > 0 for timing in timings)
+
+
+def test_other_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), protocol_version=77)
+
+    async def test() -> None:
+        await shard.start()
+        with pytest.raises(ShardError, match=r"speaks protocol 77 and this router 1; install one version of both"):
+            await ShardGroup.connect(shard.socket_path)
+        await shard.stop()
+
+    run(test)
+
+
+def test_missing_shard_is_named_with_the_flag(tmp_path: Path) -> None:
+    async def test() -> None:
+        with pytest.raises(ShardError, match=r"no shard answers on .*--master-shard-uds-path"):
+            await ShardGroup.connect(str(tmp_path / "nobody-0"), timeout_s=0.5)
+
+    run(test)
