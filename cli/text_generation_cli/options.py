@@ -202,6 +202,12 @@ class Values:
         """Where the value of the option came from."""
         return self._found[name].source if name in self._found else Source.DEFAULT
 
+    def get(self, name: str) -> object:
+        """The value of the option, given or default; None if there is no such option."""
+        if name in self._found:
+            return self._found[name].value
+        return self._known[name].default if name in self._known else None
+
     def given(self) -> dict[str, str]:
         """Every option that was given, as text for the log: name -> "value (flag or VARIABLE)". Secrets are hidden."""
         return {
