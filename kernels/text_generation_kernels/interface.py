@@ -116,8 +116,9 @@ class Ops(ABC):
 
     @abstractmethod
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the first 2 * rotary_half dimensions of each head; pairs are (i, i + rotary_half) (arXiv:2104.09864, in
-        the half-split form that Hugging Face checkpoints are stored for).
+        """Rotate the first 2 * rotary_half dimensions of each head; pairs are (i, i + rotary_half).
+
+        That is arXiv:2104.09864 in the half-split form that Hugging Face checkpoints are stored for.
 
         Args:
             q: [num_tokens, num_heads, head_dim] dtype; k: [num_tokens, num_kv_heads, head_dim] dtype. May be strided

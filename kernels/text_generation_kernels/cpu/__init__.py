@@ -1,0 +1,1 @@
+"""The CPU backend, on plain torch ops in float32."""
