@@ -1,0 +1,85 @@
+"""The two ends of a model, split by vocabulary: the embedding and the output head, with one matrix or two."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from text_generation_kernels.interface import Ops, PackedWeight
+from torch import Tensor
+
+from text_generation_server.model_config import ModelConfig
+from text_generation_server.parallel import TensorParallelGroup
+from text_generation_server.sharding import Span, split
+from text_generation_server.weights.shard_reader import ShardReader
+
+logger = logging.getLogger(__name__)
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of the token table that this rank holds."""
+
+    ops: Ops
+    group: TensorParallelGroup
+    table: Tensor  # [rows of this rank, hidden_size], the checkpoint's dtype
+    span: Span  # their token ids
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] int64 -> [num_tokens, hidden_size], the same on every rank."""
+        if self.group.world_size == 1:
+            return self.ops.embedding(token_ids, self.table)
+        elsewhere = (token_ids < self.span.start) | (token_ids >= self.span.stop)
+        x = self.ops.embedding((token_ids - self.span.start).masked_fill(elsewhere, 0), self.table)
+        return self.group.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output projection onto this rank's part of the vocabulary."""
+
+    ops: Ops
+    group: TensorParallelGroup
+    weight: PackedWeight
+    vocab_size: int
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        """[n, hidden_size] -> [n, vocab_size] float32 on rank 0, None on the others."""
+        logits = self.group.gather_logits(self.ops.linear(hidden, self.weight), self.vocab_size)
+        return None if logits is None else logits.float()
+
+
+def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParallelGroup) -> tuple[Embedding, Head]:
+    """Read embedding and head; a tied pair is read once, and kept once where the packed layout is the plain one.
+
+    Tied is what config.json says, or, where it is silent, what lacks `lm_head.weight`. A tied checkpoint that ships
+    both matrices is tied if they are equal; else the shipped head is used, as transformers does, and a warning says so.
+    """
+    checkpoint, ops = reader.checkpoint, reader.device.ops
+    vocab_size, hidden_size = config.vocab_size, config.hidden_size
+    span = split(vocab_size, group.rank, group.world_size)
+
+    def rows(name: str) -> Tensor:
+        return reader.table_rows(name, span, vocab_size, hidden_size)
+
+    tied = config.tie_word_embeddings
+    if tied is None:
+        tied = not checkpoint.has(_HEAD)
+    only_head = tied and checkpoint.has(_HEAD) and not checkpoint.has(_EMBEDDING)
+    table = rows(_HEAD if only_head else _EMBEDDING)
+    head = table
+    if not tied:
+        head = rows(_HEAD)
+    elif checkpoint.has(_HEAD) and not only_head:
+        shipped = rows(_HEAD)
+        if not torch.equal(shipped, table):
+            logger.warning(
+                f"{checkpoint.folder}: config.json ties {_HEAD} to {_EMBEDDING}, but their values differ; "
+                f"the head is used as it was shipped"
+            )
+            head = shipped
+    return Embedding(ops, group, table, span), Head(ops, group, ops.pack_weight(head), vocab_size)

@@ -1,0 +1,157 @@
+"""The ranks of one tensor-parallel group, and what they say to each other.
+
+Every rank makes the same calls in the same order. Knows nothing about models; who holds what is in `sharding`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from text_generation_kernels.interface import Device
+from torch import Tensor
+
+from text_generation_server.sharding import split
+
+
+class GroupError(RuntimeError):
+    """The ranks could not find each other; the message is one line for whoever started them."""
+
+
+class TensorParallelGroup(ABC):
+    """One rank's end of its group."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, the same bits on each. `x` may be overwritten and returned."""
+
+    @abstractmethod
+    def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor | None:
+        """Join the ranks' shares of the vocabulary.
+
+        Args:
+            logits: [n, vocab_local], this rank's columns as `sharding.split` gives them.
+        Returns: [n, vocab_size] on rank 0, None on the others.
+        """
+
+    @abstractmethod
+    def broadcast_ids(self, ids: Tensor | None, num_ids: int) -> Tensor:
+        """Rank 0's ids on every rank.
+
+        Args:
+            ids: [num_ids] int64 on the device on rank 0, None on the others.
+        """
+
+    @abstractmethod
+    def all_reduce_min(self, value: int) -> int:
+        """The smallest of the ranks' values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group. Nothing may be called afterwards."""
+
+
+class LoneRank(TensorParallelGroup):
+    """A group of one: everything is there already."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor | None:
+        return logits
+
+    def broadcast_ids(self, ids: Tensor | None, num_ids: int) -> Tensor:
+        assert ids is not None
+        return ids
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+    def close(self) -> None:
+        pass
+
+
+class ProcessGroup(TensorParallelGroup):
+    """A group over torch.distributed, made by `join_group`; there is one in a process."""
+
+    def __init__(self, device: torch.device, backend: str) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._device = device
+        # gloo adds up around a ring, from another rank on for each piece of the buffer. With three or more terms the
+        # rounding then depends on where a row lies in the batch, which rows of a step must not; so terms are gathered
+        # and added in rank order. Two terms commute.
+        self._sum_in_order = backend == "gloo" and self.world_size > 2
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if not self._sum_in_order:
+            dist.all_reduce(x)
+            return x
+        terms = [torch.empty_like(x) for _ in range(self.world_size)]
+        dist.all_gather(terms, x)
+        total = terms[0]
+        for term in terms[1:]:
+            total += term
+        return total
+
+    def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor | None:
+        # Collectives want equal shapes; with an uneven split the last ranks send one column too many.
+        widths = [len(split(vocab_size, rank, self.world_size)) for rank in range(self.world_size)]
+        missing = widths[0] - logits.shape[1]
+        padded = torch.nn.functional.pad(logits, (0, missing)) if missing else logits.contiguous()
+        parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
+        dist.gather(padded, parts, dst=0)
+        if parts is None:
+            return None
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def broadcast_ids(self, ids: Tensor | None, num_ids: int) -> Tensor:
+        if ids is None:
+            ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
+        dist.broadcast(ids, src=0)
+        return ids
+
+    def all_reduce_min(self, value: int) -> int:
+        smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        return int(smallest.item())
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def join_group(
+    device: Device, rank: int, world_size: int, *, master_addr: str, master_port: int, timeout_s: float
+) -> TensorParallelGroup:
+    """Meet the other ranks at rank 0's address.
+
+    Args:
+        timeout_s: how long to wait for the others here, and later in each collective.
+    Raises:
+        GroupError: they did not all come in time, or the address cannot be used.
+    """
+    if world_size == 1:
+        return LoneRank()
+    try:
+        dist.init_process_group(
+            device.process_group_backend,
+            init_method=f"tcp://{master_addr}:{master_port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GroupError(
+            f"rank {rank} could not meet the other {world_size - 1} at {master_addr}:{master_port} "
+            f"within {timeout_s:g} s: {reason}"
+        ) from None
+    return ProcessGroup(device.torch_device, device.process_group_backend)
