@@ -1,0 +1,1 @@
+"""HTTP: routes, bodies, events and errors in TGI's form."""

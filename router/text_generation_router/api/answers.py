@@ -1,0 +1,86 @@
+"""Plain answers of the native routes: body and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from text_generation_router.generation import Answer, PromptToken
+from text_generation_router.parameters import GenerateParameters
+from text_generation_router.transcript import Token
+
+
+class JsonResponse(Response):
+    """JSON by orjson, which writes NaN and infinities as null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def generate_body(answers: Sequence[Answer], parameters: GenerateParameters, prompt: str) -> dict[str, Any]:
+    """The object of /generate.
+
+    Args:
+        answers: the one to return, then the others of a best_of.
+        prompt: put before each generated text.
+    """
+    best, *others = answers
+    body: dict[str, Any] = {"generated_text": prompt + best.ending.generated_text}
+    if parameters.details or parameters.decoder_input_details:
+        details = _details(best, parameters)
+        if others:
+            details["best_of_sequences"] = [
+                {"generated_text": prompt + other.ending.generated_text, **_details(other, parameters)}
+                for other in others
+            ]
+        body["details"] = details
+    return body
+
+
+def timing_headers(answer: Answer) -> dict[str, str]:
+    ending = answer.ending
+    timings = ending.timings
+    return {
+        "x-compute-time": f"{timings.total_s:.6f}",
+        "x-total-time": _milliseconds(timings.total_s),
+        "x-validation-time": _milliseconds(timings.validation_s),
+        "x-queue-time": _milliseconds(timings.queue_s),
+        "x-inference-time": _milliseconds(timings.inference_s),
+        "x-time-per-token": _milliseconds(ending.time_per_token_s),
+        "x-prompt-tokens": str(ending.input_length),
+        "x-generated-tokens": str(ending.generated_tokens),
+    }
+
+
+def _milliseconds(duration_s: float) -> str:
+    return str(max(0, int(duration_s * 1000)))
+
+
+def _details(answer: Answer, parameters: GenerateParameters) -> dict[str, Any]:
+    ending = answer.ending
+    details: dict[str, Any] = {
+        "finish_reason": ending.finish_reason.value,
+        "generated_tokens": ending.generated_tokens,
+        "seed": ending.seed,
+        "prefill": [_prompt_token(token) for token in ending.prefill],
+        "tokens": _tokens(answer.tokens),
+    }
+    if parameters.top_n_tokens:
+        details["top_tokens"] = [_tokens(tokens) for tokens in answer.top_tokens]
+    return details
+
+
+def _prompt_token(token: PromptToken) -> dict[str, Any]:
+    return {"id": token.token_id, "text": token.text, "logprob": token.logprob}
+
+
+def _tokens(tokens: Iterable[Token]) -> list[dict[str, Any]]:
+    return [
+        {"id": token.token_id, "text": token.text, "logprob": token.logprob, "special": token.special}
+        for token in tokens
+    ]

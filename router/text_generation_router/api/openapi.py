@@ -1,0 +1,58 @@
+"""The OpenAPI document. Bodies are read by hand, so that every error has TGI's form; here they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from text_generation_router.api.schema import CompatGenerateRequest, ErrorResponse, GenerateRequest
+
+_REFERENCE = "#/components/schemas/{model}"
+_REQUEST_MODELS: tuple[type[BaseModel], ...] = (GenerateRequest, CompatGenerateRequest)
+_ERRORS = {
+    413: "The body is larger than --payload-limit",
+    422: "Input validation error",
+    424: "Generation error",
+    429: "Model is overloaded",
+    500: "Incomplete generation",
+    503: "Server is shutting down",
+}
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """For `openapi_extra` of a route that reads this body."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def responses(model: Any, *error_statuses: int, events: bool = False) -> dict[int | str, dict[str, Any]]:
+    """For `responses` of a route: what it answers, and its errors."""
+    success: dict[str, Any] = {"model": model, "description": "Generated text"}
+    if events:
+        success["description"] = "Generated text, one event a token; what follows `data: ` is such an object"
+        success["content"] = {"text/event-stream": {}}
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in error_statuses
+    }
+    return {200: success, **errors}
+
+
+def document(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """For `app.openapi`: made at the first call."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _, models = models_json_schema(
+                [(model, "validation") for model in _REQUEST_MODELS], ref_template=_REFERENCE
+            )
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(models["$defs"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi

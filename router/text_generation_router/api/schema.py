@@ -1,0 +1,123 @@
+"""Bodies of requests and answers, as the OpenAPI document shows them.
+
+Requests are parsed into these. Answers are written without them (see answers and events), because a model per token
+costs more than the token; a test holds the written answers against them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from text_generation_router.parameters import GenerateParameters
+
+
+class GenerateRequest(BaseModel):
+    inputs: str = Field(examples=["My name is Olivier and I"])
+    parameters: GenerateParameters | None = Field(
+        default=None, description="Without it the text is sampled; with {} it is not."
+    )
+
+    def given_parameters(self) -> GenerateParameters:
+        """The parameters, or what stands for none: plain sampling."""
+        return GenerateParameters(do_sample=True) if self.parameters is None else self.parameters
+
+
+class CompatGenerateRequest(GenerateRequest):
+    stream: bool | None = Field(default=None, description="Answer with events. Default: false.")
+
+
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+class PrefillToken(BaseModel):
+    id: int
+    text: str
+    logprob: float | None
+
+
+class Token(BaseModel):
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class BestOfSequence(BaseModel):
+    generated_text: str
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | None = None
+
+
+class Details(BaseModel):
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | None = None
+    top_tokens: list[list[Token]] | None = None
+
+
+class GenerateResponse(BaseModel):
+    generated_text: str
+    details: Details | None = None
+
+
+class StreamDetails(BaseModel):
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamResponse(BaseModel):
+    index: int
+    token: Token
+    top_tokens: list[Token] | None = None
+    generated_text: str | None
+    details: StreamDetails | None
+
+
+class ErrorResponse(BaseModel):
+    error: str
+    error_type: str
+
+
+class TextToken(BaseModel):
+    id: int
+    text: str
+    start: int = Field(description="In bytes of the UTF-8 text.")
+    stop: int
+
+
+class Info(BaseModel):
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_device_type: str
+    model_pipeline_tag: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_input_tokens: int
+    max_input_length: int
+    max_total_tokens: int
+    waiting_served_ratio: float
+    max_batch_total_tokens: int
+    max_waiting_tokens: int
+    max_batch_size: int | None
+    validation_workers: int
+    max_client_batch_size: int
+    supported_parameters: list[str] = Field(description="Fields of `parameters` that have an effect.")
+    router: str
+    version: str = Field(description="The version of TGI's API that is served.")
+    server_version: str
+    sha: str | None
+    docker_label: str | None

@@ -1,0 +1,132 @@
+"""Puts the router's parts together into one ASGI application."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
+from text_generation_cli import __version__
+
+from text_generation_router.admission import Gate
+from text_generation_router.api.front_door import FrontDoor, add_error_handlers
+from text_generation_router.api.generate import GenerationService, add_generate_routes
+from text_generation_router.api.openapi import document
+from text_generation_router.api.operations import add_operation_routes, add_tokenize_route
+from text_generation_router.api.schema import Info
+from text_generation_router.generation import Generator
+from text_generation_router.metrics import Metrics
+from text_generation_router.replica import Replica
+from text_generation_router.settings import RouterSettings
+from text_generation_router.tokenizer import Tokenizer
+from text_generation_router.validation import SUPPORTED_PARAMETERS, Limits, Validator
+
+# The version of TGI whose API this is: clients compare it to find out what a server can do.
+TGI_VERSION = "3.3.6"
+
+
+class App:
+    """The ASGI application. `close` and `wait_idle` are for an orderly end."""
+
+    def __init__(self, app: FrontDoor, gate: Gate, metrics: Metrics) -> None:
+        self._app = app
+        self._gate = gate
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def close(self) -> None:
+        """Answer new requests with 503; running ones go on."""
+        self._gate.close()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is running."""
+        await self._gate.wait_idle()
+
+
+def build_app(
+    settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, *, compute_type: str | None = None
+) -> App:
+    """Serve a replica that has warmed up. Takes over its `on_step`.
+
+    Args:
+        compute_type: of the header x-compute-type; None: worked out from the shards' device.
+    """
+    limits = Limits(
+        max_best_of=settings.max_best_of,
+        max_stop_sequences=settings.max_stop_sequences,
+        max_top_n_tokens=settings.max_top_n_tokens,
+        max_input_tokens=settings.max_input_tokens or replica.max_total_tokens - 1,
+        max_total_tokens=replica.max_total_tokens,
+        vocab_size=replica.info.vocab_size,
+    )
+    metrics = Metrics(max_input_tokens=limits.max_input_tokens, max_total_tokens=limits.max_total_tokens)
+    replica.on_step = metrics.step_finished
+    gate = Gate(settings.max_concurrent_requests)
+    service = GenerationService(
+        gate=gate,
+        validator=Validator(tokenizer, limits),
+        generator=Generator(replica, tokenizer, metrics),
+        metrics=metrics,
+        payload_limit=settings.payload_limit,
+        compute_type=compute_type or _compute_type(replica),
+    )
+
+    def metrics_page() -> bytes:
+        return metrics.render(replica.stats(), max_batch_total_tokens=replica.limits.max_batch_total_tokens)
+
+    app = FastAPI(
+        title="Text generation server",
+        description="TGI's HTTP API.",
+        version=__version__,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/api-doc/openapi.json",
+        redirect_slashes=False,
+    )
+    app.openapi = document(app)  # type: ignore[method-assign]
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_allow_origin or ("*",),
+        allow_methods=("GET", "POST"),
+        allow_headers=("content-type", "authorization"),
+    )
+    add_error_handlers(app)
+    add_generate_routes(app, service)
+    add_operation_routes(app, gate, _info(settings, replica, limits), replica.check_health, metrics_page)
+    add_tokenize_route(app, gate, tokenizer, settings.payload_limit)
+    return App(FrontDoor(app), gate, metrics)
+
+
+def _compute_type(replica: Replica) -> str:
+    info = replica.info
+    return "cpu" if info.device_type == "cpu" else f"{info.world_size}-{info.device_name.lower()}"
+
+
+def _info(settings: RouterSettings, replica: Replica, limits: Limits) -> Info:
+    return Info(
+        model_id=settings.shown_model_id or replica.info.model_id,
+        model_sha=replica.info.model_sha or None,
+        model_dtype=f"torch.{replica.info.dtype}",
+        model_device_type=replica.info.device_type,
+        model_pipeline_tag="text-generation",
+        max_concurrent_requests=settings.max_concurrent_requests,
+        max_best_of=limits.max_best_of,
+        max_stop_sequences=limits.max_stop_sequences,
+        max_top_n_tokens=limits.max_top_n_tokens,
+        max_input_tokens=limits.max_input_tokens,
+        max_input_length=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+        waiting_served_ratio=settings.waiting_served_ratio,
+        max_batch_total_tokens=replica.limits.max_batch_total_tokens,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_batch_size=settings.max_batch_size,
+        validation_workers=settings.validation_workers,
+        max_client_batch_size=settings.max_client_batch_size,
+        supported_parameters=list(SUPPORTED_PARAMETERS),
+        router="text-generation-router",
+        version=TGI_VERSION,
+        server_version=__version__,
+        sha=None,
+        docker_label=None,
+    )

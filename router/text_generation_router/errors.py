@@ -1,0 +1,98 @@
+"""What can go wrong with a client's request, in TGI's words. Knows statuses and messages, not HTTP.
+
+Each class is one row of the contract's table of errors; `failure` is its label in `tgi_request_failure`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RequestError(Exception):
+    """A request that ends without its answer. str() of it is the `error` that the client reads."""
+
+    status: ClassVar[int]
+    error_type: ClassVar[str]
+    failure: ClassVar[str]
+
+
+class InvalidRequest(RequestError):
+    """A parameter, or the prompt, breaks a rule or a limit."""
+
+    status, error_type, failure = 422, "validation", "validation"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Input validation error: {message}")
+
+
+class BodyNotJson(RequestError):
+    status, error_type, failure = 400, "validation", "validation"
+
+    def __init__(self, reason: str, line: int, column: int) -> None:
+        super().__init__(f"Failed to parse the request body as JSON: {reason} at line {line} column {column}")
+
+
+class BodyMismatch(RequestError):
+    """JSON, but not the shape that the route takes."""
+
+    status, error_type, failure = 422, "validation", "validation"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Failed to deserialize the JSON body into the target type: {reason}")
+
+
+class BodyTooLarge(RequestError):
+    status, error_type, failure = 413, "validation", "validation"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"Failed to buffer the request body: length limit exceeded ({limit_bytes} bytes, see --payload-limit)"
+        )
+
+
+class Overloaded(RequestError):
+    status, error_type, failure = 429, "overloaded", "overloaded"
+
+    def __init__(self) -> None:
+        super().__init__("Model is overloaded")
+
+
+class ShuttingDown(RequestError):
+    status, error_type, failure = 503, "overloaded", "overloaded"
+
+    def __init__(self) -> None:
+        super().__init__("Server is shutting down")
+
+
+class GenerationError(RequestError):
+    """The shards failed."""
+
+    status, error_type, failure = 424, "generation", "generation"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Request failed during generation: Server error: {message}")
+
+
+class IncompleteGeneration(RequestError):
+    """The tokens of a plain request ended without a last one."""
+
+    status, error_type, failure = 500, "incomplete_generation", "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation")
+
+
+class IncompleteStream(RequestError):
+    """The same, of a streaming request."""
+
+    status, error_type, failure = 500, "incomplete_generation_stream", "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation stream")
+
+
+class Unhealthy(RequestError):
+    status, error_type, failure = 503, "healthcheck", "generation"
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")

@@ -1,0 +1,136 @@
+"""A router as clients meet it: real HTTP on a free port, a real replica, and a scripted shard behind true gRPC.
+
+Runs in a thread of its own with its own event loop, so that tests may use blocking clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import tokenizers
+import uvicorn
+import uvloop
+from text_generation_router.app import App, build_app
+from text_generation_router.replica import Replica
+from text_generation_router.settings import RouterSettings
+from text_generation_router.shard_client import ShardGroup, WarmupLimits
+from text_generation_router.tokenizer import Tokenizer
+
+from tests.support.scripted_shard import ScriptedShard
+
+T = TypeVar("T")
+
+
+class RouterServer:
+    """What a test needs of a running router."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, app: App, replica: Replica, shard: ScriptedShard, port: int):
+        self._loop = loop
+        self.app = app
+        self.replica = replica
+        self.shard = shard
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run something in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(30)
+
+    def client(self, **options: Any) -> httpx.Client:
+        # trust_env: a proxy of the machine is not for 127.0.0.1.
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+
+
+@contextmanager
+def router_server(shard: ScriptedShard, tokenizer: Tokenizer, **settings: Any) -> Iterator[RouterServer]:
+    """
+    Args:
+        shard: started and stopped here.
+        settings: of RouterSettings.
+    """
+    ready: Future[RouterServer] = Future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        await shard.start()
+        wanted = WarmupLimits(
+            max_batch_prefill_tokens=64, max_sequences=128, max_total_tokens=0, max_batch_total_tokens=0
+        )
+        replica = await Replica.start(await ShardGroup.connect(shard.socket_path), wanted)
+        app = build_app(RouterSettings(**{"model_id": "tiny", **settings}), replica, tokenizer)
+        server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", http="httptools", log_config=None)
+        )
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+            if serving.done():
+                serving.result()
+        port = server.servers[0].sockets[0].getsockname()[1]
+        ready.set_result(RouterServer(asyncio.get_running_loop(), app, replica, shard, port))
+        await stop.wait()
+        server.should_exit = True
+        await serving
+        await replica.close()
+        await shard.stop()
+
+    def run() -> None:
+        loop = uvloop.new_event_loop()
+        try:
+            loop.run_until_complete(serve())
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=run, name="router")
+    thread.start()
+    try:
+        server = ready.result(30)
+        try:
+            yield server
+        finally:
+            server._loop.call_soon_threadsafe(stop.set)
+    finally:
+        thread.join(30)
+        tokenizer.close()
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+def byte_fallback_tokenizer() -> tokenizers.Tokenizer:
+    """A SentencePiece-like tokenizer as Llama 2 has it: Metaspace words, and bytes for everything else.
+
+    Ids: 0 <unk>, 1 <s>, 2 </s>, 3 ... 258 the bytes, then pieces.
+    """
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    for piece in ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁b", "th", "▁th", "é", "▁▁"]:
+        vocab[piece] = len(vocab)
+    merges = [("▁", "a"), ("▁", "b"), ("t", "h"), ("▁", "th"), ("▁", "▁")]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
