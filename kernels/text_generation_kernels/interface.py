@@ -194,5 +194,17 @@ class Device(ABC):
         """What is there and what is free now."""
 
     @abstractmethod
+    def used_memory_bytes(self) -> int:
+        """What this process holds on the device now."""
+
+    @abstractmethod
+    def reset_peak_memory(self) -> None:
+        """Begin a measurement of `peak_memory_bytes`."""
+
+    @abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """The most that this process has held since `reset_peak_memory`, above what it held then."""
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything launched has finished; errors of the device surface here."""

@@ -8,6 +8,7 @@ import torch
 
 from text_generation_kernels.cpu.memory import available_memory
 from text_generation_kernels.cpu.ops import CpuOps
+from text_generation_kernels.cpu.peak import PeakMeter, resident_bytes
 from text_generation_kernels.interface import Device, MemoryInfo
 
 
@@ -21,9 +22,19 @@ class CpuDevice(Device):
         self.ops = CpuOps()
         self.default_block_size = 16
         self.process_group_backend = "gloo"
+        self._peak = PeakMeter()
 
     def memory(self) -> MemoryInfo:
         return available_memory()
+
+    def used_memory_bytes(self) -> int:
+        return resident_bytes()
+
+    def reset_peak_memory(self) -> None:
+        self._peak.reset()
+
+    def peak_memory_bytes(self) -> int:
+        return self._peak.bytes_above_reset()
 
     def synchronize(self) -> None:
         return None

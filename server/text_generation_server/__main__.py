@@ -1,0 +1,59 @@
+"""`text-generation-server`: one shard (`serve`), and getting a model's files (`download-weights`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from text_generation_cli import __version__
+from text_generation_cli.program import start
+
+from text_generation_server.settings import DownloadSettings, ServeSettings
+
+_PROGRAM = "text-generation-server"
+_PACKAGE = "text_generation_server"
+_USAGE = f"""usage: {_PROGRAM} COMMAND [options]
+
+commands:
+  serve             run one shard: load a model and answer the router over a unix socket
+  download-weights  make a model's files present on this host
+
+{_PROGRAM} COMMAND --help shows a command's options.
+"""
+
+
+def _serve(argv: Sequence[str]) -> int:
+    settings, _ = start(f"{_PROGRAM} serve", _PACKAGE, ServeSettings, argv)
+    # Not at the top: importing torch takes seconds, which `--help` and a bad option need not wait for.
+    from text_generation_server.shard import run_shard  # noqa: PLC0415
+
+    return run_shard(settings)
+
+
+def _download_weights(argv: Sequence[str]) -> int:
+    settings, _ = start(f"{_PROGRAM} download-weights", _PACKAGE, DownloadSettings, argv)
+    from text_generation_server.download.command import run_download  # noqa: PLC0415
+
+    return run_download(settings)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "download-weights": _download_weights}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in ("-V", "--version"):
+        print(f"{_PROGRAM} {__version__}")
+        return 0
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(_USAGE, end="")
+        return 0
+    if not arguments or arguments[0] not in _COMMANDS:
+        seen = f"unknown command {arguments[0]!r}" if arguments else "a command is missing"
+        print(f"{_USAGE}\n{_PROGRAM}: error: {seen}; use one of {', '.join(_COMMANDS)}", file=sys.stderr)
+        return 2
+    return _COMMANDS[arguments[0]](arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""One rank's engine: a step request in, the step's samples out.
+
+Holds the model, the KV cache and the sequence table, and runs on one thread (the device thread). `launch` puts a step's
+work on the device without waiting for it; `finish` reads its results back. Knows nothing about gRPC, sockets or text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from text_generation_kernels.interface import Device, KVCache
+from text_generation_proto import generate_pb2 as pb
+from torch import Tensor
+
+from text_generation_server.models.causal_lm import CausalLM
+from text_generation_server.parallel import TensorParallelGroup
+from text_generation_server.sampling import Sampler, SampleResult, SampleRow, token_logprobs
+from text_generation_server.sequences import IntArray, ScoredSpan, SequenceTable, StepBatch
+
+# Prompt tokens scored at once: their logits are [this, vocab_size] float32, 25 MB for a vocabulary of 49,152.
+_SCORED_AT_ONCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The KV cache and tables that warm-up settled on; the same on every rank."""
+
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose work has been handed to the device. Tensors are still there."""
+
+    step_id: int
+    samples: SampleResult | None  # None on ranks other than 0, and when no row samples
+    scored: tuple[tuple[ScoredSpan, Tensor], ...]  # with [count] float32 each; empty on ranks other than 0
+    launched_ns: int
+    sampling_ns: int  # when sampling was launched
+
+
+class Engine:
+    """Runs steps. Not thread-safe: one thread makes every call."""
+
+    def __init__(
+        self, model: CausalLM, device: Device, group: TensorParallelGroup, sampler: Sampler, block_size: int
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.group = group
+        self.block_size = block_size
+        self._sampler = sampler
+        self._kv_caches: tuple[KVCache, ...] = ()
+        self._table: SequenceTable | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers of this rank."""
+        ops, model = self.device.ops, self.model
+        return model.num_layers * ops.kv_block_bytes(self.block_size, model.num_kv_heads_local, model.head_dim)
+
+    def allocate(self, shape: CacheShape) -> None:
+        """Make room for sequences, freeing what was there before."""
+        self.free()
+        model = self.model
+        self._table = SequenceTable(
+            shape.max_sequences, shape.max_total_tokens, shape.block_size, self.device.torch_device
+        )
+        self._kv_caches = tuple(
+            self.device.ops.new_kv_cache(shape.num_blocks, shape.block_size, model.num_kv_heads_local, model.head_dim)
+            for _ in range(model.num_layers)
+        )
+
+    def free(self) -> None:
+        self._kv_caches = ()
+        self._table = None
+
+    def reset(self) -> None:
+        """Forget every sequence; the cache's content becomes meaningless."""
+        if self._table is not None:
+            self._table.reset()
+
+    def step(self, request: pb.StepRequest) -> pb.StepResponse:
+        return self.finish(self.launch(request))
+
+    @torch.inference_mode()
+    def launch(self, request: pb.StepRequest) -> LaunchedStep:
+        """Apply a step's differences and put its forward pass and sampling on the device."""
+        table = self._allocated_table()
+        launched_ns = time.perf_counter_ns()
+        table.apply(request)
+        batch = table.batch(request)
+        hidden = self.model.forward(batch.token_ids, batch.step, self._kv_caches)
+        scored = self._score_prompts(batch, hidden)
+        sampling_ns = time.perf_counter_ns()
+        samples = self._sample(table, batch, hidden)
+        return LaunchedStep(request.step_id, samples, scored, launched_ns, sampling_ns)
+
+    def finish(self, launched: LaunchedStep) -> pb.StepResponse:
+        """Read a launched step's results back, waiting for the device. Times are then those of the whole step."""
+        response = pb.StepResponse(step_id=launched.step_id)
+        samples = launched.samples
+        if samples is not None:
+            response.token_ids.extend(samples.token_ids.tolist())
+            response.logprobs.extend(samples.logprobs.tolist())
+            if samples.top is not None:
+                response.top_counts.extend(samples.top.counts)
+                response.top_token_ids.extend(samples.top.token_ids)
+                response.top_logprobs.extend(samples.top.logprobs)
+        for span, logprobs in launched.scored:
+            response.prompt_logprobs.add(
+                table_index=span.table_index, first_position=span.first_position, logprobs=logprobs.tolist()
+            )
+        if samples is None:
+            self.device.synchronize()
+        response.forward_ns = launched.sampling_ns - launched.launched_ns
+        response.sample_ns = time.perf_counter_ns() - launched.sampling_ns
+        return response
+
+    def _allocated_table(self) -> SequenceTable:
+        assert self._table is not None, "a step before Warmup"
+        return self._table
+
+    def _sample(self, table: SequenceTable, batch: StepBatch, hidden: Tensor) -> SampleResult | None:
+        """Sample on rank 0 and tell the ids to all, so that ranks cannot disagree."""
+        indices: IntArray = batch.sampled_table_index
+        if not len(indices):
+            return None
+        logits = self.model.logits(hidden[batch.last_token_index])
+        samples: SampleResult | None = None
+        if logits is not None:
+            samples = self._sampler.sample(logits, self._sample_rows(table, indices.tolist()))
+        token_ids = self.group.broadcast_ids(None if samples is None else samples.token_ids, len(indices))
+        table.append_sampled(indices, token_ids)
+        return samples
+
+    @staticmethod
+    def _sample_rows(table: SequenceTable, indices: Sequence[int]) -> list[SampleRow]:
+        return [
+            SampleRow(
+                parameters=table.sampling[index],
+                position=table.num_known(index),
+                history=table.history(index) if table.sampling[index].needs_history else None,
+                top_n_tokens=table.top_n_tokens[index],
+            )
+            for index in indices
+        ]
+
+    def _score_prompts(self, batch: StepBatch, hidden: Tensor) -> tuple[tuple[ScoredSpan, Tensor], ...]:
+        """Log-probabilities of the prompt tokens that were asked for. Every rank takes part; rank 0 has the result."""
+        scored: list[tuple[ScoredSpan, Tensor]] = []
+        for span in batch.scored:
+            token_ids = self._allocated_table().token_ids[
+                span.table_index, span.first_position : span.first_position + span.count
+            ]
+            parts: list[Tensor] = []
+            for start in range(0, span.count, _SCORED_AT_ONCE):
+                stop = min(start + _SCORED_AT_ONCE, span.count)
+                logits = self.model.logits(hidden[span.first_hidden + start : span.first_hidden + stop])
+                if logits is not None:
+                    parts.append(token_logprobs(logits, token_ids[start:stop]))
+            if parts:
+                scored.append((span, torch.cat(parts)))
+        return tuple(scored)

@@ -1,0 +1,158 @@
+"""The shard's persistent tables: one row per sequence, at the table index that the router hands out.
+
+Token ids lie on the device, because the next step's inputs are the last step's samples, which the host has not seen.
+Lengths and block tables lie on the host, where every step's plan makes them known. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from text_generation_kernels.interface import StepMetadata
+from text_generation_proto import generate_pb2 as pb
+from torch import Tensor
+
+from text_generation_server.sampling import SamplingParameters
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step's rows as tensors, with their lengths on the host."""
+
+    step: StepMetadata
+    token_ids: Tensor  # [num_tokens] int64 on the device
+    sampled_table_index: IntArray  # [num_sampled]: the rows that sample, in row order
+    last_token_index: Tensor  # [num_sampled] int64 on the device: each sampled row's last token in the flat batch
+    scored: tuple[ScoredSpan, ...]  # prompt tokens whose log-probabilities are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """A run of prompt tokens to be scored by the hidden states before them."""
+
+    table_index: int
+    first_position: int  # in the prompt, of the first token scored
+    count: int
+    first_hidden: int  # in the flat batch, the hidden state that scores the first
+
+
+class SequenceTable:
+    """Owns what a shard remembers of its sequences between steps."""
+
+    def __init__(self, max_sequences: int, max_total_tokens: int, block_size: int, device: torch.device) -> None:
+        self.max_sequences = max_sequences
+        self.max_total_tokens = max_total_tokens
+        self.block_size = block_size
+        self._device = device
+        max_blocks = -(-max_total_tokens // block_size)
+        self.token_ids = torch.zeros(max_sequences, max_total_tokens, dtype=torch.int64, device=device)
+        self._block_tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
+        self._num_known: IntArray = np.zeros(max_sequences, dtype=np.int64)
+        self._num_computed: IntArray = np.zeros(max_sequences, dtype=np.int64)
+        self._num_prompt: IntArray = np.zeros(max_sequences, dtype=np.int64)
+        self._scores_prompt = np.zeros(max_sequences, dtype=np.bool_)
+        self.sampling: list[SamplingParameters] = [SamplingParameters()] * max_sequences
+        self.top_n_tokens: list[int] = [0] * max_sequences
+
+    def num_known(self, table_index: int) -> int:
+        return int(self._num_known[table_index])
+
+    def history(self, table_index: int) -> Tensor:
+        """A sequence's tokens so far, prompt and output: a view, [num_known] int64 on the device."""
+        return self.token_ids[table_index, : self._num_known[table_index]]
+
+    def apply(self, request: pb.StepRequest) -> None:
+        """Take in a step's differences: releases, then admissions, then appended blocks."""
+        for table_index in request.release:
+            self._num_known[table_index] = 0
+        for admission in request.admit:
+            self._admit(admission)
+        for table_index, block_id in zip(request.append_table_index, request.append_block_id, strict=True):
+            self._block_tables[table_index, self._num_blocks[table_index]] = block_id
+            self._num_blocks[table_index] += 1
+
+    def _admit(self, admission: pb.Admission) -> None:
+        index = admission.table_index
+        count = len(admission.token_ids)
+        assert self._num_known[index] == 0, f"table row {index} was admitted twice"
+        assert count <= self.max_total_tokens, f"{count} tokens in a row of {self.max_total_tokens}"
+        self.token_ids[index, :count] = torch.tensor(admission.token_ids, dtype=torch.int64)
+        self._block_tables[index] = 0
+        self._block_tables[index, : len(admission.block_ids)] = admission.block_ids
+        self._num_blocks[index] = len(admission.block_ids)
+        self._num_known[index] = count
+        self._num_computed[index] = admission.num_computed_tokens
+        self._num_prompt[index] = admission.num_prompt_tokens
+        self._scores_prompt[index] = admission.prompt_logprobs
+        self.sampling[index] = SamplingParameters.from_proto(admission.sampling)
+        self.top_n_tokens[index] = admission.top_n_tokens
+
+    def batch(self, request: pb.StepRequest) -> StepBatch:
+        """The step's rows as one flat batch; counts their tokens as computed."""
+        rows: IntArray = np.asarray(request.row_table_index, dtype=np.int64)
+        if request.row_num_tokens:
+            counts: IntArray = np.asarray(request.row_num_tokens, dtype=np.int64)
+        else:
+            counts = np.ones(len(rows), dtype=np.int64)
+        starts = self._num_computed[rows]
+        kv_lens = starts + counts
+        cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(cu_seqlens[-1]) + np.repeat(starts - cu_seqlens[:-1], counts)
+        block_ids = self._block_tables[token_rows, positions // self.block_size].astype(np.int64)
+        slots = block_ids * self.block_size + positions % self.block_size
+        max_blocks = -(-int(kv_lens.max(initial=0)) // self.block_size)
+        samples = kv_lens == self._num_known[rows]
+        last_tokens = cu_seqlens[1:][samples] - 1
+        scored = tuple(self._scored_spans(rows, starts, counts, cu_seqlens)) if self._scores_prompt[rows].any() else ()
+        self._num_computed[rows] = kv_lens
+
+        # One copy to the device: positions, rows and last tokens are columns of one buffer.
+        columns = torch.from_numpy(np.concatenate((positions, token_rows, last_tokens))).to(self._device)
+        num_tokens = len(positions)
+        device_positions = columns[:num_tokens]
+        step = StepMetadata(
+            positions=device_positions,
+            slot_mapping=torch.from_numpy(slots.astype(np.int32)).to(self._device),
+            block_tables=torch.from_numpy(self._block_tables[rows, :max_blocks]).to(self._device),
+            cu_seqlens_q=tuple(cu_seqlens.tolist()),
+            kv_lens=tuple(kv_lens.tolist()),
+        )
+        return StepBatch(
+            step=step,
+            token_ids=self.token_ids[columns[num_tokens : 2 * num_tokens], device_positions],
+            sampled_table_index=rows[samples],
+            last_token_index=columns[2 * num_tokens :],
+            scored=scored,
+        )
+
+    def _scored_spans(
+        self, rows: IntArray, starts: IntArray, counts: IntArray, cu_seqlens: IntArray
+    ) -> list[ScoredSpan]:
+        spans: list[ScoredSpan] = []
+        for row, table_index in enumerate(rows.tolist()):
+            if self._scores_prompt[table_index]:
+                # The hidden state at position p scores the token at p + 1.
+                first = int(starts[row]) + 1
+                last = min(int(starts[row] + counts[row]), int(self._num_prompt[table_index]) - 1)
+                if first <= last:
+                    spans.append(ScoredSpan(table_index, first, last - first + 1, int(cu_seqlens[row])))
+        return spans
+
+    def append_sampled(self, table_indices: IntArray, token_ids: Tensor) -> None:
+        """Write a step's samples behind their sequences. token_ids: [num_sampled] int64 on the device."""
+        rows = torch.from_numpy(table_indices).to(self._device)
+        columns = torch.from_numpy(self._num_known[table_indices]).to(self._device)
+        # A sequence that the router has ended already may run one wasted row more, at the very end of its table row.
+        self.token_ids[rows, columns.clamp(max=self.max_total_tokens - 1)] = token_ids
+        self._num_known[table_indices] += 1
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._num_known[:] = 0

@@ -1,0 +1,149 @@
+"""One shard from its settings to its end: device, group, model, service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import grpc
+import torch
+from text_generation_cli.ready import report_ready
+from text_generation_kernels.devices import DeviceUnavailable, select_device
+from text_generation_kernels.interface import Device
+
+from text_generation_server.engine import Engine
+from text_generation_server.model_config import ModelConfig
+from text_generation_server.models.loading import check_shards, load_model
+from text_generation_server.parallel import GroupError, TensorParallelGroup, join_group
+from text_generation_server.sampling import Sampler, Watermark
+from text_generation_server.service import ShardFacts, ShardService, answers_health, serve
+from text_generation_server.settings import ServeSettings
+from text_generation_server.sharding import ShardingError
+from text_generation_server.warmup import MemoryBudget
+from text_generation_server.weights.folder import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_GROUP_TIMEOUT_S = 600.0  # a rank may load its part much later than another
+_GIB = 2**30
+
+
+class SettingsError(ValueError):
+    """An option that this device or model cannot follow. The message is one line."""
+
+
+def run_shard(settings: ServeSettings) -> int:
+    """Serve until told to stop.
+
+    Returns: the process's exit status: 0 when told to stop, 1 on a failure, which has been logged.
+    """
+    try:
+        device = select_device(settings.device, settings.rank, os.environ.get("ASCEND_RT_VISIBLE_DEVICES"))
+        block_size = settings.block_size or device.default_block_size
+        device.ops.check_block_size(block_size)
+        config = _model_config(settings)
+        check_shards(config, settings.world_size)
+        group = join_group(
+            device,
+            settings.rank,
+            settings.world_size,
+            master_addr=settings.master_addr,
+            master_port=settings.master_port,
+            timeout_s=settings.pg_init_timeout or _GROUP_TIMEOUT_S,
+        )
+        engine = _load(settings, config, device, group, block_size)
+    except (DeviceUnavailable, CheckpointError, ShardingError, GroupError, SettingsError, ValueError, OSError) as error:
+        logger.debug("rank %d could not start", settings.rank, exc_info=error)
+        logger.error("%s", error)
+        return 1
+    try:
+        return asyncio.run(_serve(settings, engine))
+    finally:
+        group.close()
+        Path(settings.socket_path).unlink(missing_ok=True)
+
+
+def _model_config(settings: ServeSettings) -> ModelConfig:
+    config = ModelConfig.from_hf(Path(settings.folder))
+    if settings.quantize is not None:
+        raise SettingsError(f"--quantize {settings.quantize} is not served yet; leave it out for a float checkpoint")
+    if settings.kv_cache_dtype not in (None, "float32"):
+        raise SettingsError(
+            f"--kv-cache-dtype {settings.kv_cache_dtype} is not served yet; leave it out or use float32"
+        )
+    return config.with_rope_scaling(settings.rope_scaling, settings.rope_factor)
+
+
+def _load(
+    settings: ServeSettings, config: ModelConfig, device: Device, group: TensorParallelGroup, block_size: int
+) -> Engine:
+    started_s = time.monotonic()
+    dtype: torch.dtype | None = getattr(torch, settings.dtype) if settings.dtype else None
+    model = load_model(Path(settings.folder), device, group, config=config, dtype=dtype)
+    logger.info(
+        "Loaded %s (%s, %d layers) on %s as %s in %.1f s",
+        settings.model_id,
+        config.model_type,
+        model.num_layers,
+        device.name,
+        _name(device.ops.activation_dtype),
+        time.monotonic() - started_s,
+    )
+    watermark = Watermark(
+        **{
+            name: value
+            for name, value in (("gamma", settings.watermark_gamma), ("delta", settings.watermark_delta))
+            if value is not None
+        }
+    )
+    return Engine(model, device, group, Sampler(watermark), block_size)
+
+
+async def _serve(settings: ServeSettings, engine: Engine) -> int:
+    facts = ShardFacts(
+        model_id=settings.model_id,
+        model_sha=settings.revision or "",
+        dtype=_name(engine.device.ops.activation_dtype),
+        sockets=tuple(f"{settings.uds_path}-{rank}" for rank in range(settings.world_size)),
+    )
+    budget = MemoryBudget(
+        fraction=settings.cuda_memory_fraction,
+        max_bytes=_gib(settings.max_memory_gb),
+        reserved_bytes=_gib(settings.reserved_memory_gb),
+    )
+    service = ShardService(engine, facts, budget)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        server = await serve(service, settings.socket_path)
+    except RuntimeError as error:  # grpc's, when the socket cannot be bound
+        logger.error("%s cannot be bound: %s; choose another prefix with --shard-uds-path", settings.socket_path, error)
+        return 1
+    try:
+        await answers_health(settings.socket_path)
+        logger.info("Server started at unix://%s", settings.socket_path)
+        report_ready(rank=settings.rank)
+        done, _ = await asyncio.wait(
+            (asyncio.ensure_future(stopped.wait()), service.failed), return_when=asyncio.FIRST_COMPLETED
+        )
+    except grpc.aio.AioRpcError as error:
+        logger.error("%s does not answer: %s", settings.socket_path, error.details())
+        return 1
+    finally:
+        # Long enough for the answer that names the failure, short enough for a launcher that waits.
+        await server.stop(0.5)
+    return 1 if service.failed in done else 0
+
+
+def _gib(amount: float | None) -> int | None:
+    return None if amount is None else int(amount * _GIB)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,201 @@
+"""Sizing: how many tokens one step may have, and how many blocks the KV cache gets.
+
+The largest step is really run, and the cache gets what is then left: limits that are accepted here hold later. All
+ranks must come to the same numbers, so each figure is the smallest of all ranks'.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from text_generation_proto import generate_pb2 as pb
+
+from text_generation_server.engine import CacheShape, Engine
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+# One step without a budget of its own stays under this, so that streams of others do not stutter.
+STEP_SECONDS = 0.5
+# Budgets tried, in tokens. Below the first, prompts crawl; beyond the last, nothing is gained on any device known.
+_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
+# On the CPU the memory is also everybody else's.
+_CPU_SHARE = 4
+_CPU_RESERVE = 0.06
+_NPU_RESERVE = 0.06
+_NPU_RESERVE_BYTES = 2 * _GIB
+_COSTLY_SAMPLING = pb.SamplingParameters(do_sample=True, temperature=1.0, top_p=0.9, typical_p=0.9)
+
+
+class NotEnoughMemory(RuntimeError):
+    """The limits do not fit the memory. The message is one line with the numbers and the flag to lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What the user allows, in bytes; None where nothing was said."""
+
+    fraction: float = 1.0  # of the device's memory
+    max_bytes: int | None = None  # MAX_MEMORY_GB
+    reserved_bytes: int | None = None  # RESERVED_MEMORY_GB
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Limits as asked for; 0 leaves a choice to the shard."""
+
+    max_batch_prefill_tokens: int
+    max_sequences: int
+    max_total_tokens: int
+    max_batch_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    shape: CacheShape
+    max_batch_prefill_tokens: int
+    free_bytes: int
+    kv_cache_bytes: int
+
+
+def cache_bytes(device_kind: str, total_bytes: int, free_bytes: int, used_bytes: int, budget: MemoryBudget) -> int:
+    """Bytes the KV cache may take.
+
+    Args:
+        total_bytes: the device's memory.
+        free_bytes: what is free now, the largest step's working memory already subtracted.
+        used_bytes: what this process holds, the largest step's working memory included.
+    """
+    cap = total_bytes if budget.max_bytes is None else min(budget.max_bytes, total_bytes)
+    cap = min(cap, int(total_bytes * budget.fraction))
+    if budget.reserved_bytes is not None:
+        reserve = budget.reserved_bytes
+    elif device_kind == "cpu":
+        reserve = int(total_bytes * _CPU_RESERVE)
+    else:
+        reserve = max(_NPU_RESERVE_BYTES, int(total_bytes * _NPU_RESERVE))
+    usable = min(free_bytes, cap - used_bytes) - reserve
+    if device_kind == "cpu":
+        usable = min(usable, free_bytes // _CPU_SHARE)
+    return max(usable, 0)
+
+
+def choose_shape(
+    wanted: Wanted, model_max_tokens: int, block_size: int, block_bytes: int, usable_bytes: int
+) -> CacheShape:
+    """Blocks and longest sequence for the memory there is.
+
+    Raises: NotEnoughMemory, with the numbers, when one longest sequence does not fit.
+    """
+    usable_blocks = usable_bytes // block_bytes
+    if wanted.max_batch_total_tokens:
+        usable_blocks = min(usable_blocks, wanted.max_batch_total_tokens // block_size)
+    # Unset: as long as the model allows, or as the cache holds.
+    max_total_tokens = wanted.max_total_tokens or min(model_max_tokens, usable_blocks * block_size)
+    needed_blocks = max(1, -(-max_total_tokens // block_size))
+    if needed_blocks > usable_blocks:
+        fitting = usable_blocks * block_size
+        remedy = (
+            f"lower --max-total-tokens to {fitting} or less, or raise --max-batch-total-tokens or MAX_MEMORY_GB"
+            if fitting
+            else "free memory on the device, raise MAX_MEMORY_GB, or use more shards (--num-shard)"
+        )
+        raise NotEnoughMemory(
+            f"Not enough memory to handle `max_total_tokens={max_total_tokens}`: its KV cache needs "
+            f"{needed_blocks * block_bytes:,} bytes and {usable_blocks * block_bytes:,} are available "
+            f"({fitting} tokens); {remedy}"
+        )
+    # More than every sequence at its longest could never be used.
+    num_blocks = min(usable_blocks, needed_blocks * wanted.max_sequences)
+    return CacheShape(num_blocks, block_size, wanted.max_sequences, max_total_tokens)
+
+
+def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
+    """Run the largest step, size the cache from what is left, and allocate it. Called by all ranks at once.
+
+    Raises: NotEnoughMemory.
+    """
+    engine.free()
+    model, group, device = engine.model, engine.group, engine.device
+    if wanted.max_total_tokens > model.max_positions:
+        raise NotEnoughMemory(
+            f"`max_total_tokens={wanted.max_total_tokens}` is more than the model's {model.max_positions} positions; "
+            f"lower --max-total-tokens to {model.max_positions} or less"
+        )
+    longest = min(wanted.max_total_tokens or model.max_positions, wanted.max_batch_prefill_tokens or _BUDGETS[-1])
+    device.reset_peak_memory()
+    runner = _StepRunner(engine, wanted.max_sequences, longest)
+    prefill_tokens = wanted.max_batch_prefill_tokens or _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
+    runner.prompt_seconds(prefill_tokens)
+    runner.decode_seconds()
+    working_bytes = device.peak_memory_bytes()
+    runner.close()
+    device.synchronize()
+
+    memory = device.memory()
+    free_bytes = max(memory.free_bytes - working_bytes, 0)
+    usable = cache_bytes(
+        device.kind, memory.total_bytes, free_bytes, device.used_memory_bytes() + working_bytes, budget
+    )
+    usable = group.all_reduce_min(usable)
+    shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
+    engine.allocate(shape)
+    return Sizing(shape, prefill_tokens, free_bytes, shape.num_blocks * engine.block_bytes)
+
+
+def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Callable[[int], int]) -> int:
+    """The largest budget whose step stays under `STEP_SECONDS`, at least the smallest one."""
+    chosen = _BUDGETS[0]
+    seconds(chosen)  # the first step pays for what is set up once
+    for budget in _BUDGETS:
+        if not smallest_of_ranks(int(seconds(budget) <= STEP_SECONDS)):
+            break
+        chosen = budget
+    return chosen
+
+
+class _StepRunner:
+    """Runs steps of made-up tokens on a small cache of its own. Rows share its blocks: values do not matter here."""
+
+    def __init__(self, engine: Engine, max_sequences: int, longest: int) -> None:
+        self._engine = engine
+        self._max_sequences = max_sequences
+        self._longest = longest
+        engine.allocate(CacheShape(-(-longest // engine.block_size), engine.block_size, max_sequences, longest))
+
+    def prompt_seconds(self, num_tokens: int) -> float:
+        """Seconds of one step over so many prompt tokens, in as few prompts as the longest one allows."""
+        lengths = [self._longest] * min(num_tokens // self._longest, self._max_sequences)
+        if num_tokens % self._longest and len(lengths) < self._max_sequences:
+            lengths.append(num_tokens % self._longest)
+        return self._run(lengths)
+
+    def decode_seconds(self) -> float:
+        """Seconds of one step of as many decode rows as may run at once, each sampling over the whole vocabulary."""
+        return self._run([1] * self._max_sequences)
+
+    def close(self) -> None:
+        self._engine.free()
+
+    def _run(self, lengths: list[int]) -> float:
+        self._engine.reset()
+        request = pb.StepRequest(
+            admit=[
+                pb.Admission(
+                    table_index=index,
+                    token_ids=[0] * length,
+                    num_prompt_tokens=length,
+                    block_ids=range(-(-length // self._engine.block_size)),
+                    sampling=_COSTLY_SAMPLING,
+                )
+                for index, length in enumerate(lengths)
+            ],
+            row_table_index=range(len(lengths)),
+            row_num_tokens=lengths,
+        )
+        started = time.perf_counter()
+        self._engine.step(request)
+        return time.perf_counter() - started
