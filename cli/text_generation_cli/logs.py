@@ -62,7 +62,7 @@ def parse_level(expression: str, package: str) -> int:
     return logging.INFO if bare is None else bare
 
 
-def fields(span: str = "", **values: object) -> dict[str, object]:
+def fields(span: str = "", /, **values: object) -> dict[str, object]:
     """The `extra` of a log call: named values after the message, and the part of the program that speaks."""
     return {"fields": values, "span_name": span}
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from text_generation_cli.options import option
 
+# Why TGI's options about interrupting a batch change nothing here.
+STEPS_ARE_SHARED = "prompts and running sequences share each step, within --max-batch-prefill-tokens"
+
 
 @dataclass(frozen=True)
 class RouterSettings:
@@ -71,13 +74,13 @@ class RouterSettings:
         default=1.2,
         minimum=0,
         help="how large the waiting group must be, relative to the running batch, to interrupt it",
-        no_effect="prompts and running sequences share each step, within --max-batch-prefill-tokens",
+        no_effect=STEPS_ARE_SHARED,
     )
     max_waiting_tokens: int = option(
         default=20,
         minimum=0,
         help="steps after which a waiting request is taken in regardless of the ratio",
-        no_effect="prompts and running sequences share each step, within --max-batch-prefill-tokens",
+        no_effect=STEPS_ARE_SHARED,
     )
     pipeline_depth: int = option(
         default=2, minimum=1, maximum=2, help="steps sent to the shards before the first is answered"

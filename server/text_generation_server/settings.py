@@ -181,6 +181,13 @@ class ServeSettings:
         return self.model_folder or self.model_id
 
     @property
+    def rope_override(self) -> tuple[str, float] | None:
+        """(kind, factor) to use instead of the model's own rope scaling; each of the two options implies the other."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        return self.rope_scaling or "linear", 1.0 if self.rope_factor is None else self.rope_factor
+
+    @property
     def socket_path(self) -> str:
         """Where this shard listens."""
         return f"{self.uds_path}-{self.rank}"

@@ -1,0 +1,126 @@
+"""What children print: which of it becomes log lines of the launcher, at which level, and what explains a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+
+from text_generation_cli import logs
+
+_TAIL_LINES = 40
+_TRACEBACK = "Traceback (most recent call last)"
+
+logger = logging.getLogger("text_generation_launcher")
+
+
+class ServerOutput:
+    """Output of `text-generation-server`: log lines as JSON objects on stdout, anything on both streams.
+
+    Log lines are repeated at their level. Other lines are kept for the report of a failure, and shown at level DEBUG.
+    """
+
+    def __init__(self, span: str, **values: object) -> None:
+        self._extra = logs.fields(span, **values)
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._lock = threading.Lock()
+        self._is_consequence = False
+        self.has_explained = False  # an error of its own is in the log
+        self._shown = ""  # that error's text
+
+    def take(self, line: str, is_stderr: bool) -> None:
+        """One line that the child printed."""
+        record = _parse_record(line)
+        with self._lock:
+            if record is not None:
+                self._repeat(*record)
+            elif line.strip():
+                self._tail.append(line)
+                self._take_other(line, is_stderr)
+
+    def expect_errors(self) -> None:
+        """From now on errors are consequences of a failure elsewhere, and not worth an ERROR line."""
+        with self._lock:
+            self._is_consequence = True
+
+    def unexplained(self) -> str:
+        """What it printed last and was not shown yet: its last traceback, else its last lines; "" if nothing."""
+        with self._lock:
+            lines = list(self._tail)
+            starts = [index for index, line in enumerate(lines) if _TRACEBACK in line]
+            if starts:
+                lines = lines[starts[-1] :]
+                is_news = lines[-1].strip() not in self._shown
+            else:
+                is_news = not self.has_explained
+            return "\n".join(lines) if is_news else ""
+
+    def _take_other(self, line: str, is_stderr: bool) -> None:
+        logger.debug("%s", line, extra=self._extra)
+
+    def _repeat(self, level: int, text: str) -> None:
+        if level >= logging.ERROR and self._is_consequence:
+            level = logging.DEBUG
+        elif level >= logging.ERROR:
+            self.has_explained = True
+            self._shown += text
+        logger.log(level, "%s", text, extra=self._extra)
+
+
+class DownloadOutput(ServerOutput):
+    """Output of the download step. Its stderr is the progress, its last line of stdout names the model's folder."""
+
+    def __init__(self) -> None:
+        super().__init__("download")
+        self.result: dict[str, object] = {}
+
+    def _take_other(self, line: str, is_stderr: bool) -> None:
+        result = _parse_object(line)
+        if not is_stderr and result is not None and "model_folder" in result:
+            self.result = result
+            return
+        is_progress = is_stderr and not any(_TRACEBACK in earlier for earlier in self._tail)
+        logger.log(logging.INFO if is_progress else logging.DEBUG, "%s", line, extra=self._extra)
+
+    def _repeat(self, level: int, text: str) -> None:
+        super()._repeat(level, f"Download encountered an error: {text}" if level >= logging.ERROR else text)
+
+
+class RouterOutput:
+    """Output of the router, which writes log lines in the launcher's own form: repeated unchanged.
+
+    With JSON lines asked for, a line that is not a JSON object is wrapped into one.
+    """
+
+    def __init__(self, console: logs.Console, *, json_output: bool) -> None:
+        self._console = console
+        self._json_output = json_output
+
+    def take(self, line: str, is_stderr: bool) -> None:
+        """One line that the router printed."""
+        if not self._json_output or _parse_object(line) is not None:
+            self._console.write_line(line)
+        elif line.strip():
+            logger.log(logging.WARNING if is_stderr else logging.INFO, "%s", line, extra=logs.fields("webserver"))
+
+
+def _parse_object(line: str) -> dict[str, object] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parse_record(line: str) -> tuple[int, str] | None:
+    """(level, text) of a log line in loguru's shape."""
+    value = _parse_object(line)
+    if value is None or not isinstance(value.get("text"), str):
+        return None
+    record = value.get("record")
+    level = record.get("level") if isinstance(record, dict) else None
+    name = level.get("name") if isinstance(level, dict) else None
+    return logs.level_by_name(str(name)) or logging.INFO, str(value["text"]).rstrip()

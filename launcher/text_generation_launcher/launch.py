@@ -1,0 +1,176 @@
+"""One launch from start to end: download, shards, router, watching, and stopping in order.
+
+The main thread does everything in turn and looks at children and signals every 100 ms; threads only read output.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from text_generation_cli import logs
+
+from text_generation_launcher.child import Child, stop_all
+from text_generation_launcher.child_output import DownloadOutput, RouterOutput, ServerOutput
+from text_generation_launcher.errors import LauncherError
+from text_generation_launcher.plan import LaunchPlan, Program, with_model
+from text_generation_launcher.stop import POLL_S, Stopped, StopRequest
+
+_WAIT_LINE_INTERVAL_S = 10.0
+_DOWNLOAD_GRACE_S = 10.0
+# After a failure nothing is worth a long wait: the router only has to tell its clients.
+_FAILURE_GRACE_S = 5.0
+
+logger = logging.getLogger("text_generation_launcher")
+
+
+class Launch:
+    """The children of one launcher. `run` returns when none of them is left."""
+
+    def __init__(self, plan: LaunchPlan, stop: StopRequest, console: logs.Console) -> None:
+        self._plan = plan
+        self._stop = stop
+        self._console = console
+        self._shards: list[Child] = []
+        self._shard_outputs: list[ServerOutput] = []
+        self._router: Child | None = None
+
+    def run(self) -> None:
+        """Serve until a signal says to stop.
+
+        Raises:
+            LauncherError: something failed; it has been logged.
+        """
+        grace_s = _FAILURE_GRACE_S
+        try:
+            self._download()
+            self._start_shards()
+            self._start_router()
+            self._watch()
+        except Stopped:
+            grace_s = float(self._plan.launcher.graceful_termination_timeout)
+        finally:
+            self._shut_down(min(grace_s, float(self._plan.launcher.graceful_termination_timeout)))
+
+    def _download(self) -> None:
+        extra = logs.fields("download")
+        logger.info("Starting check and download process for %s", self._plan.model_id, extra=extra)
+        output = DownloadOutput()
+        program = self._plan.download_program()
+        child = _start(program, output, "DownloadError")
+        try:
+            while (status := child.poll()) is None:
+                self._stop.sleep()
+        finally:
+            self._stop_all([child], _DOWNLOAD_GRACE_S)
+        folder = output.result.get("model_folder")
+        if status == 0 and isinstance(folder, str):
+            logger.info("Successfully downloaded weights for %s", self._plan.model_id, extra=extra)
+            self._plan = with_model(self._plan, folder, str(output.result.get("model_id", self._plan.model_id)))
+            return
+        if not output.has_explained:
+            reason = output.unexplained() or _describe_end(status)
+            logger.error("Download encountered an error: %s", reason, extra=extra)
+        raise LauncherError("DownloadError")
+
+    def _start_shards(self) -> None:
+        for rank in range(self._plan.num_shards):
+            extra = logs.fields("shard-manager", rank=rank)
+            logger.info("Starting shard", extra=extra)
+            output = ServerOutput("shard-manager", rank=rank)
+            program = self._plan.shard_program(rank)
+            self._shards.append(_start(program, output, "ShardCannotStart", private_files=True))
+            self._shard_outputs.append(output)
+
+        waiting = set(range(self._plan.num_shards))
+        next_line_s = time.monotonic() + _WAIT_LINE_INTERVAL_S
+        while waiting:
+            self._stop.sleep()
+            for rank in sorted(waiting):
+                if self._shards[rank].is_ready:
+                    waiting.remove(rank)
+                    elapsed_s = time.monotonic() - self._shards[rank].started_s
+                    logger.info("Shard ready in %.1fs", elapsed_s, extra=logs.fields("shard-manager", rank=rank))
+            self._check_shards("ShardCannotStart", "Shard %d failed to start")
+            if time.monotonic() >= next_line_s:
+                next_line_s += _WAIT_LINE_INTERVAL_S
+                for rank in sorted(waiting):
+                    logger.info("Waiting for shard to be ready...", extra=logs.fields("shard-manager", rank=rank))
+
+    def _start_router(self) -> None:
+        logger.info("Starting Webserver")
+        output = RouterOutput(self._console, json_output=self._plan.router.json_output)
+        self._router = _start(self._plan.router_program(), output, "WebserverCannotStart")
+        while not self._router.is_ready:
+            self._stop.sleep()
+            self._check_shards("ShardFailed", "Shard %d crashed")
+            self._check_router("WebserverCannotStart")
+        plan, facts = self._plan, dict(self._router.facts or {})
+        url = facts.pop("url", f"http://{plan.router.hostname}:{plan.router.port}")
+        model = facts.pop("model_id", plan.router.model_id)
+        details = logs.fields(**{"shards": plan.num_shards, "device": plan.devices.kind, **facts})
+        logger.info("Ready: %s serves %s", url, model, extra=details)
+
+    def _watch(self) -> None:
+        while True:
+            self._stop.sleep()
+            self._check_shards("ShardFailed", "Shard %d crashed")
+            self._check_router("WebserverFailed")
+
+    def _check_shards(self, kind: str, message: str) -> None:
+        """Raise LauncherError if a shard has ended, after saying why, once."""
+        ended = [rank for rank, shard in enumerate(self._shards) if shard.poll() is not None]
+        if not ended:
+            return
+        for rank, output in enumerate(self._shard_outputs):
+            if rank not in ended:
+                output.expect_errors()
+        for rank in ended:
+            extra = logs.fields("shard-manager", rank=rank)
+            if text := self._shard_outputs[rank].unexplained():
+                logger.error("Shard complete standard error output:\n\n%s", text, extra=extra)
+            status = self._shards[rank].poll() or 0
+            if status < 0:
+                logger.error("Shard process was signaled to shutdown with signal %d", -status, extra=extra)
+            logger.error(message + " (%s)", rank, _describe_end(status))
+        raise LauncherError(kind)
+
+    def _check_router(self, kind: str) -> None:
+        assert self._router is not None
+        status = self._router.poll()
+        if status is not None:
+            logger.error("Webserver Crashed (%s)", _describe_end(status))
+            raise LauncherError(kind)
+
+    def _shut_down(self, grace_s: float) -> None:
+        """The router first, while it still has shards to finish its requests with; then the shards."""
+        if self._router is not None and self._router.poll() is None:
+            logger.info("Terminating webserver")
+            logger.info("Waiting for webserver to gracefully shutdown")
+            self._stop_all([self._router], grace_s)
+            logger.info("webserver terminated")
+        for output in self._shard_outputs:
+            output.expect_errors()
+        if any(shard.poll() is None for shard in self._shards):
+            logger.info("Shutting down shards")
+            for rank, shard in enumerate(self._shards):
+                if shard.poll() is None:
+                    logger.info("Terminating shard", extra=logs.fields("shard-manager", rank=rank))
+            self._stop_all(self._shards, grace_s)
+            for rank in range(len(self._shards)):
+                logger.info("shard terminated", extra=logs.fields("shard-manager", rank=rank))
+
+    def _stop_all(self, children: list[Child], grace_s: float) -> None:
+        stop_all(children, grace_s, is_urgent=lambda: self._stop.is_urgent, poll_s=POLL_S)
+
+
+def _start(program: Program, output: ServerOutput | RouterOutput, kind: str, *, private_files: bool = False) -> Child:
+    try:
+        return Child(program.arguments, program.environment, output.take, private_files=private_files)
+    except OSError as error:
+        logger.error("%s cannot be started: %s", program.arguments[0], error.strerror)
+        raise LauncherError(kind) from None
+
+
+def _describe_end(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
