@@ -62,7 +62,7 @@ class Stepper:
             cu_seqlens_q.append(len(token_ids))
         max_blocks = max(len(row.block_ids) for row, _ in work)
         metadata = StepMetadata(
-            positions=torch.tensor(positions),
+            positions=torch.tensor(positions, dtype=torch.int64),
             slot_mapping=torch.tensor(slots, dtype=torch.int32),
             block_tables=torch.tensor(
                 [row.block_ids + [0] * (max_blocks - len(row.block_ids)) for row, _ in work], dtype=torch.int32
@@ -70,10 +70,12 @@ class Stepper:
             cu_seqlens_q=tuple(cu_seqlens_q),
             kv_lens=tuple(row.num_computed for row, _ in work),
         )
-        logits = self.model.logits(self.model.forward(torch.tensor(token_ids), metadata, self.caches))
+        logits = self.model.logits(
+            self.model.forward(torch.tensor(token_ids, dtype=torch.int64), metadata, self.caches)
+        )
         if logits is None:
             return [None] * len(work)
-        return list(logits.split([len(tokens) for _, tokens in work]))
+        return list(torch.split(logits, [len(tokens) for _, tokens in work]))
 
 
 def random_tokens(count: int, vocab_size: int = 320, seed: int = 0) -> list[int]:
