@@ -104,7 +104,7 @@ class Declaration:
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """What a value, or each of a comma list, may be, in words."""
         limits = self.option
         if self.option.choices:
             what = "one of " + ", ".join(self.option.choices)
@@ -118,7 +118,7 @@ class Declaration:
                 what += f" of at least {limits.minimum:g}"
         else:
             what = "text that is not empty"
-        return f"a comma list, each {what}" if self.many else what
+        return what
 
     def parse(self, text: str) -> object:
         """The value that `text` spells.

@@ -41,7 +41,6 @@ class ServeSettings:
             "fp8",
         ),
         help="format of the weights; unset: what the model's config says",
-        no_effect="quantized weights are not served yet",
     )
     dtype: str | None = option(
         default=None,
@@ -179,13 +178,6 @@ class ServeSettings:
     def folder(self) -> str:
         """The local folder of the model."""
         return self.model_folder or self.model_id
-
-    @property
-    def rope_override(self) -> tuple[str, float] | None:
-        """(kind, factor) to use instead of the model's own rope scaling; each of the two options implies the other."""
-        if self.rope_scaling is None and self.rope_factor is None:
-            return None
-        return self.rope_scaling or "linear", 1.0 if self.rope_factor is None else self.rope_factor
 
     @property
     def socket_path(self) -> str:
