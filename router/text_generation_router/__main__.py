@@ -1,0 +1,30 @@
+"""`text-generation-router`: serves HTTP for the shards of one replica."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import uvloop
+from text_generation_cli.program import start
+
+from text_generation_router.server import StartError, serve
+from text_generation_router.settings import RouterSettings
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns: the exit status, 0 when told to stop, 1 on a failure, which has been logged."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    settings, _ = start("text-generation-router", "text_generation_router", RouterSettings, arguments)
+    try:
+        return uvloop.run(serve(settings))
+    except StartError as error:
+        logger.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The router's life: connect, warm up, listen, drain, stop.
+
+The port is bound only when a request would be served: who polls it sees a refused connection until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from text_generation_cli.ready import report_ready
+
+from text_generation_router.app import App, build_app
+from text_generation_router.replica import Replica
+from text_generation_router.settings import RouterSettings
+from text_generation_router.shard_client import ShardError, ShardGroup, WarmupLimits
+from text_generation_router.tokenizer import Tokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+
+
+class StartError(Exception):
+    """The router cannot serve. The message is one line for whoever started it."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal must first let running requests finish while new ones get 503."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: RouterSettings) -> int:
+    """Serve until SIGINT or SIGTERM, then finish what is running.
+
+    Returns: 0 when told to stop.
+    Raises: StartError.
+    """
+    told_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told_to_stop.set)
+    starting = asyncio.create_task(_start(settings))
+    stopping = asyncio.create_task(told_to_stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return 0
+    replica, app, listener = starting.result()
+    config = uvicorn.Config(
+        app, loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False, backlog=_BACKLOG
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    host, port = listener.getsockname()[:2]
+    logger.info("Connected")
+    report_ready(os.environ, port=port, **_facts(replica))
+    logger.info("Serving %s on http://%s:%d", settings.shown_model_id or replica.info.model_id, host, port)
+
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    app.close()
+    await app.wait_idle()
+    server.should_exit = True
+    await serving
+    await replica.close()
+    return 0
+
+
+async def _start(settings: RouterSettings) -> tuple[Replica, App, socket.socket]:
+    if settings.folder is None:
+        raise StartError("no model: name its folder with --tokenizer-name")
+    tokenizer = _load_tokenizer(settings)
+    max_sequences = settings.max_batch_size or settings.max_concurrent_requests
+    try:
+        shards = await ShardGroup.connect(settings.master_shard_uds_path)
+        replica = await Replica.start(
+            shards,
+            WarmupLimits(
+                max_batch_prefill_tokens=settings.max_batch_prefill_tokens or 0,
+                max_sequences=max_sequences,
+                max_total_tokens=settings.max_total_tokens or 0,
+                max_batch_total_tokens=settings.max_batch_total_tokens or 0,
+            ),
+            pipeline_depth=settings.pipeline_depth,
+            prefix_caching=settings.prefix_caching,
+        )
+    except ShardError as error:
+        raise StartError(str(error)) from None
+    _check_limits(settings, replica)
+    limits = replica.limits
+    logger.info("Maximum total tokens: %d, a prompt and its answer", limits.max_total_tokens)
+    logger.info("Maximum tokens of a step: %d", limits.max_batch_prefill_tokens)
+    logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)
+    return replica, build_app(settings, replica, tokenizer), _listen(settings)
+
+
+def _load_tokenizer(settings: RouterSettings) -> Tokenizer:
+    try:
+        return Tokenizer.from_folder(Path(settings.folder or ""), num_workers=settings.validation_workers)
+    except TokenizerError as error:
+        raise StartError(str(error)) from None
+
+
+def _check_limits(settings: RouterSettings, replica: Replica) -> None:
+    """What only warm-up could tell."""
+    max_input, max_total = settings.max_input_tokens, replica.max_total_tokens
+    if max_input is not None and max_input >= max_total:
+        raise StartError(
+            f"Argument validation error: `max_input_tokens` must be < `max_total_tokens`. Given: {max_input} and "
+            f"{max_total}; lower --max-input-tokens or raise --max-total-tokens"
+        )
+
+
+def _listen(settings: RouterSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.hostname else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.hostname, settings.port))
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"port {settings.port} on {settings.hostname} cannot be used: {error.strerror}; stop the program that "
+            "holds it or choose another with --port"
+        ) from None
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _facts(replica: Replica) -> dict[str, int]:
+    return {
+        "max_total_tokens": replica.limits.max_total_tokens,
+        "max_batch_total_tokens": replica.limits.max_batch_total_tokens,
+        "max_batch_prefill_tokens": replica.limits.max_batch_prefill_tokens,
+    }
