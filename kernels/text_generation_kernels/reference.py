@@ -77,15 +77,16 @@ class ReferenceOps(Ops):
             kv_len = step.kv_lens[row]
             blocks = step.block_tables[row].tolist()
             places = [(blocks[position // cache.block_size], position % cache.block_size) for position in range(kv_len)]
+            keys = [cache.k[block, offset].double() for block, offset in places]  # each [num_kv_heads, head_dim]
+            values = [cache.v[block, offset].double() for block, offset in places]
             for token in range(first, end):
                 num_visible = kv_len - (end - token) + 1
+                visible_keys, visible_values = torch.stack(keys[:num_visible]), torch.stack(values[:num_visible])
                 for head in range(num_heads):
                     kv_head = head // group_size
-                    keys = torch.stack([cache.k[block, offset, kv_head] for block, offset in places[:num_visible]])
-                    values = torch.stack([cache.v[block, offset, kv_head] for block, offset in places[:num_visible]])
-                    scores = keys.double() @ q[token, head].double() * scale  # [num_visible]
+                    scores = visible_keys[:, kv_head] @ q[token, head].double() * scale  # [num_visible]
                     weights = torch.exp(scores - scores.max())
-                    out[token, head] = (weights / weights.sum()) @ values.double()
+                    out[token, head] = (weights / weights.sum()) @ visible_values[:, kv_head]
         return out
 
 

@@ -18,7 +18,7 @@ from text_generation_kernels.interface import KVCache, StepMetadata
 
 # Queries computed at once. Bounds the mask to 256 x kv_len, and skips keys that none of the tile's queries sees.
 QUERY_TILE = 256
-# Room for the gathered keys, and again for the values, of one group of decode rows.
+# Room for the gathered keys, and again for the values, of one group of decode rows: twice 8 MB.
 WORKSPACE_FLOATS = 2 << 20
 # A row joins a group if the padding it needs is at most this many tokens, or a quarter of the group's longest row.
 GROUP_PADDING_TOKENS = 128
@@ -31,8 +31,8 @@ class PagedAttention:
     more than the copy. Holds nothing from one call to the next; not for two threads at once.
     """
 
-    def __init__(self) -> None:
-        self._workspace = torch.empty(2, WORKSPACE_FLOATS)
+    def __init__(self, workspace_floats: int = WORKSPACE_FLOATS) -> None:
+        self._workspace = torch.empty(2, workspace_floats)
 
     def __call__(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         out = torch.empty(q.shape)
@@ -45,9 +45,9 @@ class PagedAttention:
                 k, v = self._gather(cache, step.block_tables[row : row + 1], step.kv_lens[row])
                 out[first:end] = _attend_chunk(q[first:end], k, v, scale)
         num_blocks = [-(-kv_len // cache.block_size) for kv_len in step.kv_lens]
-        max_blocks = WORKSPACE_FLOATS // cache.k[0].numel()
+        max_blocks = self._workspace.shape[1] // cache.k[0].numel()
         max_padding = GROUP_PADDING_TOKENS // cache.block_size
-        for rows in _groups(decode_rows, num_blocks, max_blocks, max_padding):
+        for rows in decode_groups(decode_rows, num_blocks, max_blocks, max_padding):
             tokens = torch.tensor([step.cu_seqlens_q[row] for row in rows])
             kv_lens = [step.kv_lens[row] for row in rows]
             block_tables = step.block_tables.index_select(0, torch.tensor(rows))
@@ -66,7 +66,7 @@ class PagedAttention:
         shape = (len(block_ids), *cache.k.shape[1:])
         size = len(block_ids) * cache.k[0].numel()
         # One row may be longer than the workspace.
-        k, v = self._workspace[:, :size] if size <= WORKSPACE_FLOATS else torch.empty(2, size)
+        k, v = self._workspace[:, :size] if size <= self._workspace.shape[1] else torch.empty(2, size)
         torch.index_select(cache.k, 0, block_ids, out=k.view(shape))
         torch.index_select(cache.v, 0, block_ids, out=v.view(shape))
         rows_shape = (len(block_tables), -1, *cache.k.shape[2:])
@@ -124,7 +124,7 @@ def _attend_decode(q: Tensor, k: Tensor, v: Tensor, kv_lens: list[int], scale: f
     return attended.reshape(num_rows, num_heads, head_dim)
 
 
-def _groups(rows: list[int], num_blocks: list[int], max_blocks: int, max_padding: int) -> Iterator[list[int]]:
+def decode_groups(rows: list[int], num_blocks: list[int], max_blocks: int, max_padding: int) -> Iterator[list[int]]:
     """Split decode rows, longest first, into groups of similar length.
 
     Args:

@@ -17,7 +17,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.kind = "cpu"
-        self.name = _model_name(Path("/proc/cpuinfo"))
+        self.name = read_model_name(Path("/proc/cpuinfo"))
         self.torch_device = torch.device("cpu")
         self.ops = CpuOps()
         self.default_block_size = 16
@@ -40,7 +40,7 @@ class CpuDevice(Device):
         return None
 
 
-def _model_name(cpuinfo: Path) -> str:
+def read_model_name(cpuinfo: Path) -> str:
     """The first "model name" of /proc/cpuinfo; "cpu" where there is none, as on Arm."""
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
