@@ -1,9 +1,10 @@
 """Temperature, filters and the choice of a token on the host: what `choice` does, by selection instead of sorting.
 
 Rows are worked on one at a time, so that a row's result cannot depend on its neighbours, and in numpy, whose calls are
-cheap and run in the calling thread. Sorting one row of 49,152 takes torch 3.1 ms. Only the tokens around a filter's cut
-need to be in order, so the probability mass is first added up in coarse buckets, and the one bucket that the cut falls
-into is sorted: 0.2 ms, whatever the distribution (Xeon with AVX-512).
+cheap and run in the calling thread: waking torch's threads some ten times a row gains nothing, and stalls on a busy
+machine. Sorting one row of 49,152 takes torch 3.1 ms. Only the tokens around a filter's cut need to be in order, so the
+probability mass is first added up in coarse buckets, and the one bucket that the cut falls into is sorted: 0.2 ms,
+whatever the distribution (Xeon with AVX-512).
 
 Comparisons are written so that a row of NaN, which only a broken model gives, still ends in some id: the NaN then shows
 in the reported log-probability, and the rows beside it are not lost.
@@ -92,9 +93,7 @@ def _smallest_set(keys: Floats, probs: Floats, mass: float, with_ties: bool) -> 
         with_ties: whether to keep all that tie with the last one kept.
     """
     buckets = keys.view(np.int32) >> BUCKET_SHIFT
-    # Torch's bincount, which takes half of numpy's time for these types.
-    masses = torch.bincount(torch.from_numpy(buckets), weights=torch.from_numpy(probs.astype(np.float64)))
-    ends = np.cumsum(masses.numpy())
+    ends = np.cumsum(np.bincount(buckets, weights=probs))  # in float64
     cut = min(int(np.searchsorted(ends, mass)), len(ends) - 1)
     inside = np.flatnonzero(buckets == cut)
     # Key and index in one integer: sorting these is stable, and 14 times faster than a stable argsort.
