@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_generation_cli import logs
 
@@ -37,6 +37,7 @@ def test_level_of_a_filter_expression(expression: str, launcher: int, router: in
     assert logs.parse_level(expression, "text_generation_router") == router
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_filter_expression_raises(expression: str) -> None:
     assert isinstance(logs.parse_level(expression, "text_generation_router"), int)

@@ -102,7 +102,7 @@ def test_message_is_quoted_as_rust_would() -> None:
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LauncherError, match="has no config.json"):
+    with pytest.raises(LauncherError, match=r"has no config\.json"):
         plan(f"--model-id {tmp_path}")
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert plan(f"--model-id {tmp_path}").model_id == str(tmp_path)
