@@ -91,6 +91,15 @@ class IncompleteStream(RequestError):
         super().__init__("Incomplete generation stream")
 
 
+class InternalError(RequestError):
+    """A bug of ours: the log has the facts."""
+
+    status, error_type, failure = 500, "internal", "internal"
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error")
+
+
 class Unhealthy(RequestError):
     status, error_type, failure = 503, "healthcheck", "generation"
 

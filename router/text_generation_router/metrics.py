@@ -139,7 +139,7 @@ def _stats_lines(stats: SchedulerStats, max_batch_total_tokens: int) -> Iterator
         ("tgi_batch_current_size", "Sequences running", "gauge", stats.running),
         ("tgi_batch_current_max_tokens", "Tokens of running sequences", "gauge", stats.running_tokens),
         ("tgi_batch_max_total_tokens", "Tokens that the KV cache holds", "gauge", max_batch_total_tokens),
-        ("tgi_kv_blocks_total", "Blocks of the KV cache", "gauge", stats.blocks.total),
+        ("tgi_kv_blocks", "Blocks of the KV cache", "gauge", stats.blocks.total),
         ("tgi_kv_blocks_free", "Blocks that hold nothing", "gauge", stats.blocks.free),
         ("tgi_kv_blocks_cached", "Blocks kept for prompts that begin alike", "gauge", stats.blocks.cached),
         ("tgi_prefix_cache_hit_tokens", "Prompt tokens found in the cache", "counter", stats.prefix_hit_tokens),

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import tokenizers
 import uvicorn
 import uvloop
 from text_generation_router.app import App, build_app
@@ -24,6 +22,7 @@ from text_generation_router.shard_client import ShardGroup, WarmupLimits
 from text_generation_router.tokenizer import Tokenizer
 
 from tests.support.scripted_shard import ScriptedShard
+from tests.support.shard_model import NextToken, hashed_token
 
 T = TypeVar("T")
 
@@ -105,32 +104,15 @@ def router_server(shard: ScriptedShard, tokenizer: Tokenizer, **settings: Any) -
         tokenizer.close()
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+def answering(answers: Mapping[tuple[int, ...], Sequence[int]], vocab_size: int) -> NextToken:
+    """A next-token rule for ScriptedShard: the output given for a prompt; after it and for others, any tokens."""
+    other = hashed_token(vocab_size)
 
+    def next_token(prefix: tuple[int, ...]) -> int:
+        for prompt, output in answers.items():
+            position = len(prefix) - len(prompt)
+            if prefix[: len(prompt)] == prompt and 0 <= position < len(output):
+                return output[position]
+        return other(prefix)
 
-def byte_fallback_tokenizer() -> tokenizers.Tokenizer:
-    """A SentencePiece-like tokenizer as Llama 2 has it: Metaspace words, and bytes for everything else.
-
-    Ids: 0 <unk>, 1 <s>, 2 </s>, 3 ... 258 the bytes, then pieces.
-    """
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    for piece in ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁b", "th", "▁th", "é", "▁▁"]:
-        vocab[piece] = len(vocab)
-    merges = [("▁", "a"), ("▁", "b"), ("t", "h"), ("▁", "th"), ("▁", "▁")]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-    )
-    tokenizer.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("▁", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-            tokenizers.decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return tokenizer
+    return next_token

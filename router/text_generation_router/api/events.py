@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from text_generation_router.api.disconnect import ClientDisconnected, until_disconnect
-from text_generation_router.errors import RequestError
+from text_generation_router.errors import InternalError, RequestError
 from text_generation_router.generation import Ending, Piece
 from text_generation_router.transcript import Token
 
@@ -109,6 +109,10 @@ class EventStream(Response):
             if not self._started:
                 raise
             await self._send(send, error_event(error))
+        except Exception:
+            if self._started:
+                await self._send(send, error_event(InternalError()))
+            raise
         finally:
             keep_alive.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

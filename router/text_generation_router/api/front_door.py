@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.api.answers import JsonResponse
 from text_generation_router.api.disconnect import ClientDisconnected
-from text_generation_router.errors import Overloaded, RequestError, ShuttingDown
+from text_generation_router.errors import InternalError, Overloaded, RequestError, ShuttingDown
 
 _SLASHES = re.compile("/{2,}")
 
@@ -35,9 +35,9 @@ class FrontDoor:
 
 def add_error_handlers(app: FastAPI) -> None:
     async def request_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        headers = {"retry-after": "1"} if isinstance(error, Overloaded | ShuttingDown) else None
-        return _error(error.status, str(error), error.error_type, headers)
+        known = error if isinstance(error, RequestError) else InternalError()
+        headers = {"retry-after": "1"} if isinstance(known, Overloaded | ShuttingDown) else None
+        return _error(known.status, str(known), known.error_type, headers)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -49,13 +49,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def hung_up(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # read by nobody
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return _error(500, "Internal server error", "internal")
-
     app.add_exception_handler(RequestError, request_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientDisconnected, hung_up)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(Exception, request_error)
 
 
 def _error(status: int, message: str, error_type: str, headers: dict[str, str] | None = None) -> Response:

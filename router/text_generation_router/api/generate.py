@@ -41,8 +41,9 @@ class GenerationService:
     payload_limit: int  # bytes
     compute_type: str
 
-    async def generate(self, body: GenerateRequest, arrived_s: float) -> list[Answer]:
+    async def generate(self, body: GenerateRequest) -> list[Answer]:
         """The answer, then the others of a best_of. Raises RequestError."""
+        arrived_s = time.monotonic()
         parameters = body.given_parameters()
         num_sequences = parameters.best_of or 1
         with self._counted():
@@ -57,8 +58,9 @@ class GenerationService:
                 except Incomplete:
                     raise IncompleteGeneration from None
 
-    async def events(self, body: GenerateRequest, arrived_s: float) -> AsyncGenerator[bytes, None]:
+    async def events(self, body: GenerateRequest) -> AsyncGenerator[bytes, None]:
         """One event a token. Raises RequestError."""
+        arrived_s = time.monotonic()
         parameters = body.given_parameters()
         details, prompt = bool(parameters.details), _shown_prompt(body)
         index = 0
@@ -90,18 +92,16 @@ class GenerationService:
 
 
 def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
-    async def answer(
-        request: Request, body: GenerateRequest, arrived_s: float
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        answers = await until_disconnect(request.receive, service.generate(body, arrived_s))
+    async def answer(request: Request, body: GenerateRequest) -> tuple[dict[str, Any], dict[str, str]]:
+        answers = await until_disconnect(request.receive, service.generate(body))
         headers = {**common_headers(body), **timing_headers(answers[0])}
         return generate_body(answers, body.given_parameters(), _shown_prompt(body)), headers
 
     def common_headers(body: GenerateRequest) -> dict[str, str]:
         return {"x-compute-type": service.compute_type, "x-compute-characters": str(len(body.inputs))}
 
-    def event_stream(body: GenerateRequest, arrived_s: float) -> Response:
-        return EventStream(service.events(body, arrived_s), common_headers(body))
+    def event_stream(body: GenerateRequest) -> Response:
+        return EventStream(service.events(body), common_headers(body))
 
     @app.post(
         "/generate",
@@ -110,9 +110,7 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(GenerateResponse, 413, 422, 424, 429, 500, 503),
     )
     async def generate(request: Request) -> Response:
-        arrived_s = time.monotonic()
-        body = await read_body(request, GenerateRequest, service.payload_limit)
-        content, headers = await answer(request, body, arrived_s)
+        content, headers = await answer(request, await read_body(request, GenerateRequest, service.payload_limit))
         return JsonResponse(content, headers=headers)
 
     @app.post(
@@ -122,8 +120,7 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(StreamResponse, 413, 422, 424, 429, 500, 503, events=True),
     )
     async def generate_stream(request: Request) -> Response:
-        arrived_s = time.monotonic()
-        return event_stream(await read_body(request, GenerateRequest, service.payload_limit), arrived_s)
+        return event_stream(await read_body(request, GenerateRequest, service.payload_limit))
 
     @app.post(
         "/",
@@ -132,11 +129,10 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(list[GenerateResponse], 413, 422, 424, 429, 500, 503),
     )
     async def compat_generate(request: Request) -> Response:
-        arrived_s = time.monotonic()
         body = await read_body(request, CompatGenerateRequest, service.payload_limit)
         if body.stream:
-            return event_stream(body, arrived_s)
-        content, headers = await answer(request, body, arrived_s)
+            return event_stream(body)
+        content, headers = await answer(request, body)
         return JsonResponse([content], headers=headers)
 
 

@@ -1,0 +1,242 @@
+"""Every rule with its message to the byte, and the order of the rules."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import combinations
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from text_generation_router.errors import InvalidRequest
+from text_generation_router.parameters import GenerateParameters
+from text_generation_router.scheduling.request import SamplingParameters
+from text_generation_router.tokenizer import Tokenizer
+from text_generation_router.validation import SUPPORTED_PARAMETERS, Limits, Validator, ValidRequest
+
+from tests.support.tokenizers import byte_level_tokenizer
+
+PACKAGE = byte_level_tokenizer()
+TOKENIZER = Tokenizer(PACKAGE, frozenset({256}))
+# One token a letter, so that lengths are easily made.
+LIMITS = Limits(
+    max_best_of=2,
+    max_stop_sequences=4,
+    max_top_n_tokens=5,
+    max_input_tokens=1500,
+    max_total_tokens=2000,
+    vocab_size=400,
+)
+
+
+def validate(text: str, limits: Limits = LIMITS, **parameters: Any) -> ValidRequest:
+    return asyncio.run(Validator(TOKENIZER, limits).validate(text, GenerateParameters(**parameters)))
+
+
+def refusal(text: str, limits: Limits = LIMITS, **parameters: Any) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        validate(text, limits, **parameters)
+    return str(refused.value).removeprefix("Input validation error: ")
+
+
+# In the order in which they are checked. The prompt is "x" where none is given.
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+    ({"temperature": 0}, "`temperature` must be strictly positive"),
+    ({"temperature": 1e-50}, "`temperature` must be strictly positive"),
+    ({"repetition_penalty": -1.5}, "`repetition_penalty` must be strictly positive"),
+    ({"frequency_penalty": 3}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"frequency_penalty": -2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"typical_p": 1.5}, "`typical_p` must be > 0.0 and < 1.0"),
+    ({"top_k": 0}, "`top_k` must be strictly positive"),
+    ({"top_k": -3}, "`top_k` must be strictly positive"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    ({"stop": list("abcde")}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be set when `best_of` > 1"),
+    ({"top_n_tokens": 99}, "`top_n_tokens` must be >= 0 and <= 5. Given: 99"),
+    ({"text": ""}, "`inputs` cannot be empty"),
+    ({"truncate": 0}, "`truncate` must be strictly positive and less than 1500. Given: 0"),
+    ({"truncate": 1501}, "`truncate` must be strictly positive and less than 1500. Given: 1501"),
+    (
+        {"text": "x" * 1501, "max_new_tokens": 500},
+        "`inputs` tokens + `max_new_tokens` must be <= 2000. Given: 1501 `inputs` tokens and 500 `max_new_tokens`",
+    ),
+    ({"text": "x" * 1501, "max_new_tokens": 5}, "`inputs` must have less than 1500 tokens. Given: 1501"),
+    ({"grammar": {"type": "regex", "value": "[0-9]"}}, "grammar is not supported"),
+    ({"adapter_id": "lora"}, "`adapter_id` is not supported"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BROKEN, ids=[message[:40] for _, message in BROKEN])
+def test_each_rule_has_its_message(given: dict[str, Any], message: str) -> None:
+    assert refusal(**{"text": "x", **given}) == message
+
+
+def test_of_two_broken_rules_the_earlier_is_reported() -> None:
+    num_pairs = 0
+    for (first, message), (second, _) in combinations(BROKEN, 2):
+        if first.keys() & second.keys() or (message.startswith("you must") and "temperature" in second):
+            continue
+        if "sampling" in message and second.keys() & {"top_p", "typical_p", "top_k", "do_sample"}:
+            continue  # any of these asks for sampling, so that the first rule holds
+        assert refusal(**{"text": "x", **first, **second}) == message
+        num_pairs += 1
+    assert num_pairs > 100
+
+
+@pytest.mark.parametrize(
+    ("parameters", "stream", "message"),
+    [
+        ({"best_of": 2}, True, "`best_of` != 1 is not supported when streaming tokens"),
+        ({"best_of": 0}, True, "`best_of` != 1 is not supported when streaming tokens"),
+        (
+            {"decoder_input_details": True},
+            True,
+            "`decoder_input_details` == true is not supported when streaming tokens",
+        ),
+        ({"best_of": 3}, False, "`best_of` must be > 0 and <= 2. Given: 3"),
+    ],
+)
+def test_rules_before_admission(parameters: dict[str, Any], stream: bool, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Validator(TOKENIZER, LIMITS).check_before_admission(GenerateParameters(**parameters), stream=stream)
+    assert str(refused.value) == f"Input validation error: {message}"
+
+
+def test_best_of_where_it_is_switched_off() -> None:
+    limits = Limits(1, 4, 5, 1500, 2000, 400)
+    with pytest.raises(InvalidRequest, match=r"`best_of` != 1 is not allowed for this endpoint"):
+        Validator(TOKENIZER, limits).check_before_admission(GenerateParameters(best_of=2), stream=False)
+
+
+def test_best_of_zero_is_one_in_a_plain_request() -> None:
+    Validator(TOKENIZER, LIMITS).check_before_admission(GenerateParameters(best_of=0), stream=False)
+    validate("x", best_of=0)
+
+
+@pytest.mark.parametrize(
+    ("input_length", "max_new_tokens", "expected"),
+    [
+        (1500, 500, 500),  # exactly full
+        (1500, 1, 1),
+        (976, 1024, 1024),
+        (976, 10_000, 1024),  # of a longer answer 1024 are counted, and it is cut off where the room ends
+        (500, 1600, 1500),
+        (500, None, 1500),
+        (1500, None, 500),
+    ],
+)
+def test_how_many_tokens_may_be_generated(input_length: int, max_new_tokens: int | None, expected: int) -> None:
+    assert validate("x" * input_length, max_new_tokens=max_new_tokens).request.max_new_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("input_length", "max_new_tokens", "message"),
+    [
+        (977, 10_000, "Given: 977 `inputs` tokens and 1024 `max_new_tokens`"),
+        (1999, None, "`inputs` must have less than 1500 tokens. Given: 1999"),
+        (2001, None, "Given: 2001 `inputs` tokens and 0 `max_new_tokens`"),
+    ],
+)
+def test_what_does_not_fit(input_length: int, max_new_tokens: int | None, message: str) -> None:
+    assert refusal("x" * input_length, max_new_tokens=max_new_tokens).endswith(message)
+
+
+def test_truncate_keeps_the_last_tokens_and_counts_before_the_limits() -> None:
+    request = validate("x" * 3000 + "abc", truncate=5, max_new_tokens=1500).request
+    assert [PACKAGE.id_to_token(token_id) for token_id in request.token_ids] == ["x", "x", "a", "b", "c"]
+    assert len(validate("x" * 3000, truncate=1500, max_new_tokens=1).request.token_ids) == 1500
+
+
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+    limits = Limits(2, 4, 5, 1500, 2000, vocab_size=10)
+    assert refusal("x", limits).startswith("tokenizer error token id ")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "samples"),
+    [
+        ({}, False),
+        ({"temperature": 1.0}, False),
+        ({"seed": 7, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "watermark": True}, False),
+        ({"do_sample": True}, True),
+        ({"temperature": 0.7}, True),
+        ({"top_k": 5}, True),
+        ({"top_p": 0.9}, True),
+        ({"typical_p": 0.9}, True),
+    ],
+)
+def test_when_sampling_is_on(parameters: dict[str, Any], samples: bool) -> None:
+    valid = validate("x", **parameters)
+    assert valid.request.sampling.do_sample is samples
+    assert (valid.seed is not None) is samples
+
+
+def test_seeds_are_kept_or_drawn() -> None:
+    assert validate("x", do_sample=True, seed=2**64 - 1).seed == 2**64 - 1
+    assert validate("x", do_sample=True, seed=0).seed == 0
+    drawn = {validate("x", do_sample=True).seed for _ in range(4)}
+    assert len(drawn) == 4
+    assert all(seed is not None and 0 <= seed < 2**64 for seed in drawn)
+
+
+def test_everything_reaches_the_request() -> None:
+    valid = validate(
+        "x",
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        typical_p=0.75,
+        repetition_penalty=2,
+        frequency_penalty=-1,
+        watermark=True,
+        seed=9,
+        top_n_tokens=5,
+        decoder_input_details=True,
+        stop=["a", "b"],
+        max_new_tokens=3,
+    )
+    assert valid.request.sampling == SamplingParameters(True, 0.5, 3, 0.25, 0.75, 2.0, -1.0, True, 9)
+    assert valid.request.top_n_tokens == 5
+    assert valid.request.prompt_logprobs
+    assert valid.request.eos_token_ids == {256}
+    assert valid.stop == ("a", "b")
+
+
+def test_a_tiny_temperature_does_not_reach_the_shards_as_zero() -> None:
+    assert validate("x", temperature=1e-40).request.sampling.temperature == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_new_tokens": "ten"},
+        {"max_new_tokens": -1},
+        {"max_new_tokens": 1.5},
+        {"max_new_tokens": 2**32},
+        {"truncate": -1},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"top_k": 2**31},
+        {"top_n_tokens": -1},
+        {"temperature": 1e39},
+        {"temperature": "hot"},
+        {"stop": "a"},
+        {"stop": [1]},
+        {"do_sample": "maybe"},
+    ],
+)
+def test_wrong_types_and_numbers_outside_their_type_do_not_parse(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        GenerateParameters.model_validate(wrong)
+
+
+def test_null_is_not_given_for_every_field() -> None:
+    nulls = GenerateParameters.model_validate(dict.fromkeys(GenerateParameters.model_fields))
+    assert nulls == GenerateParameters()
+
+
+def test_unsupported_fields_are_not_listed_as_supported() -> None:
+    assert set(GenerateParameters.model_fields) - set(SUPPORTED_PARAMETERS) == {"grammar", "adapter_id"}
