@@ -69,7 +69,7 @@ class ModelConfig:
         if family is None:
             raise hf.error("model_type", f"{model_type!r} is not supported; supported are {_listed(FAMILIES)}")
         _refuse_quantized(hf, folder)
-        activation = hf.values.get("hidden_act", "silu")
+        activation = hf.values.get("hidden_act") or "silu"
         if activation != "silu":
             raise hf.error("hidden_act", f"{activation!r} is not supported; supported is silu")
 

@@ -19,6 +19,7 @@ from text_generation_server.parallel import TensorParallelGroup
 from text_generation_server.rope import RopeTable
 from text_generation_server.sharding import ShardingError, split_heads
 from text_generation_server.weights.checkpoint import Checkpoint
+from text_generation_server.weights.folder import CheckpointError
 from text_generation_server.weights.shard_reader import ShardReader
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def load_model(
     config = config or ModelConfig.from_hf(folder)
     check_shards(config, group.world_size)
     max_positions = max_positions or config.max_position_embeddings
+    _check_length(config, max_positions)
     with Checkpoint(folder) as checkpoint:
         reader = ShardReader(checkpoint, device, dtype)
         embedding, head = load_vocabulary(reader, config, group)
@@ -86,6 +88,19 @@ def load_model(
         norm=norm,
         head=head,
     )
+
+
+def _check_length(config: ModelConfig, max_positions: int) -> None:
+    if config.sliding_window is not None and max_positions > config.sliding_window:
+        raise CheckpointError(
+            f"{config.model_type} attends to {config.sliding_window} tokens at once (sliding_window), and longer "
+            f"sequences are not supported; use --max-total-tokens {config.sliding_window} or less, not {max_positions}"
+        )
+    if max_positions > config.max_position_embeddings:
+        logger.warning(
+            f"sequences of {max_positions} tokens are allowed, but the model was made for "
+            f"{config.max_position_embeddings}: text past that may be poor"
+        )
 
 
 def _report_unread(checkpoint: Checkpoint) -> None:

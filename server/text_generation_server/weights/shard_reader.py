@@ -75,7 +75,9 @@ class ShardReader:
 
     def _round(self, name: str, weight: Tensor) -> Tensor:
         if self.dtype is None or weight.dtype == self.dtype:
-            return weight
+            # A copy, since a view would keep the whole file mapped, let the system drop weights from memory while
+            # serving, and change with the file.
+            return weight.clone(memory_format=torch.contiguous_format)
         rounded = weight.to(self.dtype)
         if self.dtype == torch.float16 and not bool(torch.isfinite(rounded).all()):
             raise CheckpointError(

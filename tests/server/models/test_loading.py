@@ -168,3 +168,33 @@ def test_overridden_config_is_what_is_built(tmp_path: Path, caplog: pytest.LogCa
     assert model.rope.cos.shape == (1024, 8)
     assert model.num_layers == 2
     assert (model.num_kv_heads_local, model.head_dim) == (2, 16)
+
+
+def test_length_past_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "mistral", tokenizer=False, sliding_window=100)
+    assert load(folder).max_positions == 100
+    with pytest.raises(CheckpointError, match="use --max-total-tokens 100 or less, not 101"):
+        load(folder, max_positions=101)
+
+
+def test_length_past_what_the_model_was_made_for_is_allowed_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path, tokenizer=False, max_position_embeddings=64)
+    assert load(folder, max_positions=65).max_positions == 65
+    assert "sequences of 65 tokens are allowed, but the model was made for 64" in caplog.text
+
+
+def test_weights_do_not_change_with_their_file(tmp_path: Path) -> None:
+    """A download over a folder that is being served must not reach the model."""
+    folder = make_checkpoint(tmp_path, tokenizer=False)
+    model = load(folder)
+    before = prefill(model, TOKENS)
+    assert before is not None
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 10)
+        file.write(bytes(path.stat().st_size * 9 // 10))
+    after = prefill(model, TOKENS)
+    assert after is not None
+    assert torch.equal(after, before)
