@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
-from tests.router.api.conftest import ANSWERS, ids
+from tests.router.api.scripted import ANSWERS, ids
 from tests.support.router_server import RouterServer
 
 CAPITAL = ANSWERS["capital"].removesuffix("</s>")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.api.conftest import ANSWERS, new_shard, new_tokenizer
+from tests.router.api.scripted import ANSWERS, new_shard, new_tokenizer
 from tests.router.api.streams import open_request, wait_until
 from tests.support.router_server import RouterServer, router_server
 
