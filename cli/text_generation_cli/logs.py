@@ -34,6 +34,9 @@ _LEVELS = {
     "critical": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+_SPAN = "span_name"
+# What every record has; other attributes came with `extra`.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", _SPAN}
 _COLOURS = {"DEBUG": "34", "INFO": "32", "WARN": "33", "ERROR": "31"}
 
 
@@ -62,9 +65,12 @@ def parse_level(expression: str, package: str) -> int:
     return logging.INFO if bare is None else bare
 
 
-def fields(span: str = "", /, **values: object) -> dict[str, object]:
-    """The `extra` of a log call: named values after the message, and the part of the program that speaks."""
-    return {"fields": values, "span_name": span}
+def in_span(span: str, /, **values: object) -> dict[str, object]:
+    """The `extra` of a log call that names the part of the program that speaks, besides values.
+
+    Everything in a call's `extra` is written after the message, or as fields of the JSON.
+    """
+    return {_SPAN: span, **values}
 
 
 class Console(logging.StreamHandler[TextIO]):
@@ -199,12 +205,11 @@ def _target(record: logging.LogRecord) -> str:
 
 
 def _span(record: logging.LogRecord) -> str:
-    return str(getattr(record, "span_name", ""))
+    return str(getattr(record, _SPAN, ""))
 
 
 def _values(record: logging.LogRecord) -> Mapping[str, object]:
-    values = getattr(record, "fields", {})
-    return values if isinstance(values, Mapping) else {}
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
 def _show(value: object) -> str:

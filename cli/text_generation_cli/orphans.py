@@ -1,6 +1,7 @@
-"""A child that must not outlive the launcher: when the launcher dies, even by SIGKILL, the kernel kills the child.
+"""A child that must not outlive the launcher, even one that was ended by SIGKILL.
 
-Otherwise shards would go on holding the device's memory with nobody left to stop them.
+The kernel then sends SIGTERM, so that sockets and the device are given back in order; a child that has not ended a few
+seconds later ends itself. Otherwise shards would hold the device's memory with nobody left to stop them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import MutableMapping
 
 LAUNCHER_PID = "TEXT_GENERATION_LAUNCHER_PID"
 
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.5
+_GRACE_S = 5.0
 
 
 def die_with_parent(environ: MutableMapping[str, str] = os.environ) -> bool:
@@ -29,7 +34,15 @@ def die_with_parent(environ: MutableMapping[str, str] = os.environ) -> bool:
     if not launcher_pid:
         return False
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if str(os.getppid()) != launcher_pid:  # it died before the request was made
         os._exit(1)
+    threading.Thread(target=_end_after_parent, args=(os.getppid(),), name="orphan-watch", daemon=True).start()
     return True
+
+
+def _end_after_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_POLL_S)
+    time.sleep(_GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -68,9 +68,12 @@ def _launch(plan: LaunchPlan, values: Values, stop: StopRequest, console: logs.C
 
     check_http_port(plan.router.hostname, plan.router.port)
     prefix_is_given = is_given(values, "shard_uds_path")
-    with SocketPrefix(launcher.shard_uds_path, plan.num_shards, is_given=prefix_is_given) as prefix:
+    first = launcher.shard_uds_path
+    # With the port in its name a second server finds its own stale sockets again, if it ever leaves any.
+    alternatives = () if prefix_is_given else (f"{first}-port{plan.router.port}", f"{first}-pid{os.getpid()}")
+    with SocketPrefix(first, plan.num_shards, alternatives) as prefix:
         if not prefix.is_first_choice:
-            logger.info("%s-* is in use by another server: the sockets are %s-*", launcher.shard_uds_path, prefix.path)
+            logger.info("%s-* is in use by another server: the sockets are %s-*", first, prefix.path)
         master_port = serve.master_port
         if plan.num_shards > 1:
             may_use_default = prefix.is_first_choice and not prefix_is_given

@@ -22,7 +22,7 @@ class ServerOutput:
     """
 
     def __init__(self, span: str, **values: object) -> None:
-        self._extra = logs.fields(span, **values)
+        self._extra = logs.in_span(span, **values)
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._lock = threading.Lock()
         self._is_consequence = False
@@ -102,7 +102,7 @@ class RouterOutput:
         if not self._json_output or _parse_object(line) is not None:
             self._console.write_line(line)
         elif line.strip():
-            logger.log(logging.WARNING if is_stderr else logging.INFO, "%s", line, extra=logs.fields("webserver"))
+            logger.log(logging.WARNING if is_stderr else logging.INFO, "%s", line, extra=logs.in_span("webserver"))
 
 
 def _parse_object(line: str) -> dict[str, object] | None:

@@ -53,7 +53,7 @@ class Launch:
             self._shut_down(min(grace_s, float(self._plan.launcher.graceful_termination_timeout)))
 
     def _download(self) -> None:
-        extra = logs.fields("download")
+        extra = logs.in_span("download")
         logger.info("Starting check and download process for %s", self._plan.model_id, extra=extra)
         output = DownloadOutput()
         program = self._plan.download_program()
@@ -75,7 +75,7 @@ class Launch:
 
     def _start_shards(self) -> None:
         for rank in range(self._plan.num_shards):
-            extra = logs.fields("shard-manager", rank=rank)
+            extra = logs.in_span("shard-manager", rank=rank)
             logger.info("Starting shard", extra=extra)
             output = ServerOutput("shard-manager", rank=rank)
             program = self._plan.shard_program(rank)
@@ -90,12 +90,12 @@ class Launch:
                 if self._shards[rank].is_ready:
                     waiting.remove(rank)
                     elapsed_s = time.monotonic() - self._shards[rank].started_s
-                    logger.info("Shard ready in %.1fs", elapsed_s, extra=logs.fields("shard-manager", rank=rank))
+                    logger.info("Shard ready in %.1fs", elapsed_s, extra=logs.in_span("shard-manager", rank=rank))
             self._check_shards("ShardCannotStart", "Shard %d failed to start")
             if time.monotonic() >= next_line_s:
                 next_line_s += _WAIT_LINE_INTERVAL_S
                 for rank in sorted(waiting):
-                    logger.info("Waiting for shard to be ready...", extra=logs.fields("shard-manager", rank=rank))
+                    logger.info("Waiting for shard to be ready...", extra=logs.in_span("shard-manager", rank=rank))
 
     def _start_router(self) -> None:
         logger.info("Starting Webserver")
@@ -106,9 +106,10 @@ class Launch:
             self._check_shards("ShardFailed", "Shard %d crashed")
             self._check_router("WebserverCannotStart")
         plan, facts = self._plan, dict(self._router.facts or {})
-        url = facts.pop("url", f"http://{plan.router.hostname}:{plan.router.port}")
+        host = f"[{plan.router.hostname}]" if ":" in plan.router.hostname else plan.router.hostname
+        url = f"http://{host}:{facts.pop('port', plan.router.port)}"
         model = facts.pop("model_id", plan.router.model_id)
-        details = logs.fields(**{"shards": plan.num_shards, "device": plan.devices.kind, **facts})
+        details = {"shards": plan.num_shards, "device": plan.devices.kind, **facts}
         logger.info("Ready: %s serves %s", url, model, extra=details)
 
     def _watch(self) -> None:
@@ -126,7 +127,7 @@ class Launch:
             if rank not in ended:
                 output.expect_errors()
         for rank in ended:
-            extra = logs.fields("shard-manager", rank=rank)
+            extra = logs.in_span("shard-manager", rank=rank)
             if text := self._shard_outputs[rank].unexplained():
                 logger.error("Shard complete standard error output:\n\n%s", text, extra=extra)
             status = self._shards[rank].poll() or 0
@@ -155,10 +156,10 @@ class Launch:
             logger.info("Shutting down shards")
             for rank, shard in enumerate(self._shards):
                 if shard.poll() is None:
-                    logger.info("Terminating shard", extra=logs.fields("shard-manager", rank=rank))
+                    logger.info("Terminating shard", extra=logs.in_span("shard-manager", rank=rank))
             self._stop_all(self._shards, grace_s)
             for rank in range(len(self._shards)):
-                logger.info("shard terminated", extra=logs.fields("shard-manager", rank=rank))
+                logger.info("shard terminated", extra=logs.in_span("shard-manager", rank=rank))
 
     def _stop_all(self, children: list[Child], grace_s: float) -> None:
         stop_all(children, grace_s, is_urgent=lambda: self._stop.is_urgent, poll_s=POLL_S)

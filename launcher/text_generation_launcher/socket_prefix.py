@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,24 +24,23 @@ _CHOOSE = "choose another with --shard-uds-path"
 class SocketPrefix:
     """A claimed prefix. A context manager: leaving it removes the sockets and the lock."""
 
-    def __init__(self, prefix: str, num_shards: int, *, is_given: bool) -> None:
-        """Claim `prefix`, or, if it is in use and the user did not give it, one with this process's id.
+    def __init__(self, prefix: str, num_shards: int, alternatives: Sequence[str] = ()) -> None:
+        """Claim `prefix`, or, if it is in use, the first of the `alternatives` that is not.
 
         Raises:
             LauncherError: too long, not writable, in use, or somebody else's.
         """
         self._num_shards = num_shards
-        self.is_first_choice = True
-        self.path = prefix
-        self._check_path()
-        self._lock = self._claim()
-        if self._lock is None and not is_given:
-            self.is_first_choice = False
-            self.path = f"{prefix}-{os.getpid()}"
+        self._lock: int | None = None
+        for path in (prefix, *alternatives):
+            self.path = path
             self._check_path()
             self._lock = self._claim()
-        if self._lock is None:
+            if self._lock is not None:
+                break
+        else:
             raise invalid(f"the sockets {self.path}-* are in use by another server; {_CHOOSE}")
+        self.is_first_choice = self.path == prefix
 
     def __enter__(self) -> SocketPrefix:
         return self

@@ -63,7 +63,7 @@ def lines_of(package: str, *, json_output: bool, level: int = logging.INFO) -> l
     logs.set_up(package, level, json_output=json_output, environ={}, stream=stream)
     logger = logging.getLogger(f"{package}.part")
     logger.debug("hidden")
-    logger.info("Starting %s", "shard", extra=logs.fields("shard-manager", rank=0, name='a "b"'))
+    logger.info("Starting %s", "shard", extra=logs.in_span("shard-manager", rank=0, kind='a "b"'))
     try:
         raise ValueError("no\nway")
     except ValueError:
@@ -78,7 +78,7 @@ def test_text_lines() -> None:
     first, *_, last = lines_of("text_generation_launcher", json_output=False)
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z  INFO shard-manager: text_generation_launcher::part: "
-        r'Starting shard rank=0 name="a \\"b\\""',
+        r'Starting shard rank=0 kind="a \\"b\\""',
         first,
     )
     assert last.endswith("  WARN someone::else: careful")
@@ -92,7 +92,7 @@ def parsed(package: str) -> list[dict[str, Any]]:
 def test_launcher_json_has_fields_below_fields() -> None:
     first, failure, foreign = parsed("text_generation_launcher")
     assert first["level"] == "INFO"
-    assert first["fields"] == {"message": "Starting shard", "rank": 0, "name": 'a "b"'}
+    assert first["fields"] == {"message": "Starting shard", "rank": 0, "kind": 'a "b"'}
     assert first["target"] == "text_generation_launcher::part"
     assert first["span"] == {"name": "shard-manager"}
     assert first["spans"] == [{"name": "shard-manager"}]
@@ -114,7 +114,7 @@ def test_router_json_is_flat() -> None:
 @pytest.mark.usefixtures("restored_logging")
 def test_shard_json_has_the_shape_of_loguru() -> None:
     first, failure, foreign = parsed("text_generation_server")
-    assert first["text"] == 'Starting shard rank=0 name="a \\"b\\""'
+    assert first["text"] == 'Starting shard rank=0 kind="a \\"b\\""'
     assert first["record"]["level"]["name"] == "INFO"
     assert failure["record"]["level"]["name"] == "ERROR"
     assert "Traceback" in failure["text"]

@@ -139,6 +139,7 @@ def test_serving_until_a_signal(start: Start) -> None:
         "shard-manager: text_generation_launcher: Starting shard rank=1",
         "Starting Webserver",
         "INFO text_generation_router: Connected port=0",
+        "Ready: http://0.0.0.0:",
         "max_batch_total_tokens=64",
     ):
         assert line in launcher.text
@@ -228,7 +229,16 @@ def test_killed_router_ends_everything_with_status_1(start: Start) -> None:
 
 
 def test_killed_launcher_takes_its_children_along(start: Start) -> None:
-    """G39: SIGKILL of the launcher alone."""
+    """G39: SIGKILL of the launcher alone. Only the lock stays as a file, and nobody holds it."""
+    launcher = start("", "--num-shard", "2")
+    launcher.wait_ready()
+    launcher.process.kill()
+    launcher.wait()
+    wait_until(functools.partial(has_no_children, launcher), "children end", 10)
+    assert [path.name for path in launcher.folder.glob("sock*")] == ["sock.lock"]
+
+
+def test_killed_launcher_takes_even_children_along_that_ignore_signals(start: Start) -> None:
     launcher = start("stubborn", "--num-shard", "2")
     launcher.wait_ready()
     launcher.process.kill()

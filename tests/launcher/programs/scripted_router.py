@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 
-from text_generation_cli.logs import fields
 from text_generation_cli.program import start
 from text_generation_cli.ready import report_ready
 from text_generation_router.settings import RouterSettings
@@ -46,8 +45,8 @@ def main() -> int:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.hostname, settings.port))
         listening.listen()
-        logger.info("Connected", extra=fields(port=settings.port))
-        report_ready(url=f"http://127.0.0.1:{listening.getsockname()[1]}", max_batch_total_tokens=64)
+        logger.info("Connected", extra={"port": settings.port})
+        report_ready(port=listening.getsockname()[1], max_batch_total_tokens=64)
         sleep_for_ever()
     return 0
 

@@ -68,9 +68,14 @@ def serve(settings: ServeSettings) -> int:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(settings.socket_path)
         listening.listen()
+        if "stubborn" not in SCRIPT:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         logger.info("Server started at unix://%s", settings.socket_path)
         report_ready(rank=settings.rank)
-        sleep_for_ever()
+        try:
+            sleep_for_ever()
+        finally:
+            os.unlink(settings.socket_path)
     return 0
 
 
