@@ -86,8 +86,11 @@ def config(gguf: GGUFFile) -> dict[str, Any]:
         raise DownloadError(
             f"{gguf.path} holds a mixture of {keys.get('expert_count')} experts; only dense models are read"
         )
+    num_parts = gguf.metadata.get("split.count", 1)
+    if num_parts > 1:
+        raise DownloadError(f"{gguf.path} is one of {num_parts} parts: join them (llama-gguf-split --merge) first")
     if "token_embd.weight" not in gguf.tensors:
-        raise DownloadError(f"{gguf.path} has no token_embd.weight: one part of a split file, or no language model")
+        raise DownloadError(f"{gguf.path} has no token_embd.weight: it holds no language model")
     hidden_size = keys.number("embedding_length")
     num_heads = keys.number("attention.head_count")
     head_dim = keys.get("attention.key_length") or hidden_size // num_heads

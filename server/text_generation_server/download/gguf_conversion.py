@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_server.download.cache import make_once
+from text_generation_server.download.errors import DownloadError
 from text_generation_server.download.gguf_config import config, generation_config, interleaved_heads
 from text_generation_server.download.gguf_file import GGUFFile
 from text_generation_server.download.gguf_tokenizer import tokenizer, tokenizer_config
@@ -15,6 +16,9 @@ from text_generation_server.download.gguf_weights import write_checkpoint
 
 # Part of every converted folder's name: raise it when what is written changes, so that older folders are not used.
 CONVERSION_VERSION = 1
+
+# What values of the wrong type, size or shape end in. The file is the user's: none of it was checked before.
+_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 def converted_gguf_folder(path: Path, cache: Path) -> Path:
@@ -38,11 +42,17 @@ def convert_gguf(path: Path, cache: Path) -> Path:
 def write_model_folder(path: Path, folder: Path) -> None:
     """Write configuration, tokenizer and weights of a GGUF into `folder`: the small ones first, they may be refused."""
     gguf = GGUFFile(path)
-    _write_json(folder / "config.json", config(gguf))
-    _write_json(folder / "generation_config.json", generation_config(gguf.metadata))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(path, gguf.metadata))
-    tokenizer(path, gguf.metadata).save(str(folder / "tokenizer.json"))
-    write_checkpoint(gguf, folder, interleaved_heads(gguf))
+    try:
+        _write_json(folder / "config.json", config(gguf))
+        _write_json(folder / "generation_config.json", generation_config(gguf.metadata))
+        _write_json(folder / "tokenizer_config.json", tokenizer_config(path, gguf.metadata))
+        tokenizer(path, gguf.metadata).save(str(folder / "tokenizer.json"))
+        write_checkpoint(gguf, folder, interleaved_heads(gguf))
+    except _NONSENSE as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DownloadError(
+            f"{path} contradicts itself ({reason}): fetch it again, or use the original model"
+        ) from error
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -29,6 +29,9 @@ _ARRAY = 9
 # metadata value type -> struct code
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
+# What reading nonsense as a header can raise.
+_DAMAGE = (struct.error, ValueError, KeyError, TypeError, ArithmeticError, RecursionError, MemoryError)
+
 
 @dataclass(frozen=True)
 class GGUFTensor:
@@ -60,7 +63,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
+        except _DAMAGE as error:
             raise DownloadError(f"{path} is cut short or damaged ({error}): fetch it again") from error
 
     def raw(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:

@@ -62,6 +62,7 @@ _SPLITS = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _Split(
@@ -159,6 +160,11 @@ def _byte_level(vocabulary: GGUFVocabulary) -> Tokenizer:
     split = _split(vocabulary)
     merges = [_merge(merge) for merge in vocabulary.get("merges") or ()]
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    for left, right in merges:
+        if not (left in ids and right in ids and left + right in ids):
+            raise DownloadError(
+                f"{vocabulary.path} merges {left!r} and {right!r}, which are not tokens: fetch it again"
+            )
     built = Tokenizer(BPE(ids, merges, ignore_merges=split.whole_words_first))
     if split.compose:
         built.normalizer = normalizers.NFC()

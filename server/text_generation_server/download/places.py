@@ -31,7 +31,7 @@ class DownloadPlaces:
         """Read the variables that huggingface_hub, ModelScope and TGI document, in their order of precedence."""
         home = Path(environ.get("HOME") or Path.home())
         user_cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
-        hub_home = Path(environ.get("HF_HOME") or user_cache / "huggingface").expanduser()
+        hub_home = _absolute(environ.get("HF_HOME") or user_cache / "huggingface")
         hub_cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
         token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or environ.get("HF_API_TOKEN")
         override = environ.get("WEIGHTS_CACHE_OVERRIDE")
@@ -41,11 +41,11 @@ class DownloadPlaces:
             endpoint = f"https://{endpoint}"
         return cls(
             cache=_own_cache(environ, user_cache, hub_cache),
-            hub_cache=Path(hub_cache).expanduser() if hub_cache else hub_home / "hub",
+            hub_cache=_absolute(hub_cache) if hub_cache else hub_home / "hub",
             offline=_is_true(environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE")),
             hub_endpoint=environ.get("HF_ENDPOINT") or None,
             hub_token=token or None,
-            weights_override=Path(override).expanduser() if override else None,
+            weights_override=_absolute(override) if override else None,
             modelscope_endpoint=endpoint or cls.modelscope_endpoint,
             modelscope_token=environ.get("MODELSCOPE_API_TOKEN") or None,
         )
@@ -54,9 +54,13 @@ class DownloadPlaces:
 def _own_cache(environ: Mapping[str, str], user_cache: Path, hub_cache: str | None) -> Path:
     """A cache that was moved (a volume in a container) takes our folders along."""
     if own := environ.get(CACHE_VARIABLE):
-        return Path(own).expanduser()
-    moved = hub_cache or environ.get("HF_HOME")
-    return (Path(moved).expanduser() if moved else user_cache) / "text-generation"
+        return _absolute(own)
+    return _absolute(hub_cache or environ.get("HF_HOME") or user_cache) / "text-generation"
+
+
+def _absolute(path: str | Path) -> Path:
+    """The folder as other processes can find it too, whatever they run in."""
+    return Path(path).expanduser().absolute()
 
 
 def _is_true(value: str | None) -> bool:

@@ -21,10 +21,10 @@ from text_generation_server.download.hub import hub_folder
 from text_generation_server.download.linked_folder import folder_key, link_files
 from text_generation_server.download.modelscope import modelscope_folder
 from text_generation_server.download.places import CACHE_VARIABLE, DownloadPlaces
+from text_generation_server.settings import DEMO_MODEL_ID
 
 logger = logging.getLogger(__name__)
 
-DEMO_NAME = "demo"
 SOURCES = ("huggingface", "modelscope")
 
 
@@ -51,9 +51,9 @@ def download_weights(
         DownloadError: the one line to show.
     """
     places = places or DownloadPlaces.from_environment()
-    path = Path(model_id or DEMO_NAME).expanduser()
-    if not path.exists() and model_id in (None, DEMO_NAME):
+    if model_id is None or (model_id == DEMO_MODEL_ID and not Path(model_id).exists()):
         return demo_model_folder(places)
+    path = Path(model_id).expanduser().absolute()
     if path.is_file():
         return _from_file(path, places)
     wanted = Wanted(extension, auto_convert, trust_remote_code, with_weights=places.weights_override is None)
@@ -63,9 +63,9 @@ def download_weights(
             return convert_gguf(gguf, places.cache)
         check_folder(path, wanted)
         logger.info("Files are already present on the host. Skipping download.")
-        folder = path.resolve()
+        folder = path
     else:
-        folder = _from_hub(str(model_id), revision, source, wanted, places)
+        folder = _from_hub(model_id, revision, source, wanted, places)
     if places.weights_override is not None:
         folder = _with_weights_of(places.weights_override, folder, replace(wanted, with_weights=True), places)
     return _with_tokenizer(folder, trust_remote_code, places)
