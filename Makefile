@@ -34,8 +34,9 @@ proto: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
+# An environment without pip is one whose making was cut short: it is made again. The stamp says that all is installed.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
