@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from text_generation_kernels.interface import MemoryInfo
 from text_generation_proto import generate_pb2 as pb
 
 from text_generation_server.engine import CacheShape, Engine
@@ -61,14 +62,17 @@ class Sizing:
     kv_cache_bytes: int
 
 
-def cache_bytes(device_kind: str, total_bytes: int, free_bytes: int, used_bytes: int, budget: MemoryBudget) -> int:
+def cache_bytes(
+    device_kind: str, memory: MemoryInfo, used_bytes: int, budget: MemoryBudget, world_size: int = 1
+) -> int:
     """Bytes the KV cache may take.
 
     Args:
-        total_bytes: the device's memory.
-        free_bytes: what is free now, the largest step's working memory already subtracted.
+        memory: the device's, with the largest step's working memory already subtracted from what is free.
         used_bytes: what this process holds, the largest step's working memory included.
+        world_size: ranks of the group, which on the CPU share one memory.
     """
+    total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     cap = total_bytes if budget.max_bytes is None else min(budget.max_bytes, total_bytes)
     cap = min(cap, int(total_bytes * budget.fraction))
     if budget.reserved_bytes is not None:
@@ -79,7 +83,7 @@ def cache_bytes(device_kind: str, total_bytes: int, free_bytes: int, used_bytes:
         reserve = max(_NPU_RESERVE_BYTES, int(total_bytes * _NPU_RESERVE))
     usable = min(free_bytes, cap - used_bytes) - reserve
     if device_kind == "cpu":
-        usable = min(usable, free_bytes // _CPU_SHARE)
+        usable = min(usable, free_bytes // _CPU_SHARE) // world_size
     return max(usable, 0)
 
 
@@ -135,23 +139,30 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     runner.close()
     device.synchronize()
 
-    memory = device.memory()
-    free_bytes = max(memory.free_bytes - working_bytes, 0)
-    usable = cache_bytes(
-        device.kind, memory.total_bytes, free_bytes, device.used_memory_bytes() + working_bytes, budget
-    )
+    now = device.memory()
+    memory = MemoryInfo(now.total_bytes, max(now.free_bytes - working_bytes, 0))
+    used_bytes = device.used_memory_bytes() + working_bytes
+    usable = cache_bytes(device.kind, memory, used_bytes, budget, group.world_size)
     usable = group.all_reduce_min(usable)
     shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
     engine.allocate(shape)
-    return Sizing(shape, prefill_tokens, free_bytes, shape.num_blocks * engine.block_bytes)
+    return Sizing(shape, prefill_tokens, memory.free_bytes, shape.num_blocks * engine.block_bytes)
 
 
 def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Callable[[int], int]) -> int:
-    """The largest budget whose step stays under `STEP_SECONDS`, at least the smallest one."""
+    """The largest budget whose step stays under `STEP_SECONDS`, at least the smallest one.
+
+    Ranks decide together after each step, because they must run the same steps.
+    """
+
+    def fits(budget: int) -> bool:
+        # The better of two, since something else may have had the processor during one of them.
+        return any(smallest_of_ranks(int(seconds(budget) <= STEP_SECONDS)) for _ in range(2))
+
     chosen = _BUDGETS[0]
     seconds(chosen)  # the first step pays for what is set up once
-    for budget in _BUDGETS:
-        if not smallest_of_ranks(int(seconds(budget) <= STEP_SECONDS)):
+    for budget in _BUDGETS[1:]:
+        if not fits(budget):
             break
         chosen = budget
     return chosen
