@@ -21,8 +21,10 @@ class ServerOutput:
     Log lines are repeated at their level. Other lines are kept for the report of a failure, and shown at level DEBUG.
     """
 
-    def __init__(self, span: str, **values: object) -> None:
+    def __init__(self, span: str, said: dict[str, ServerOutput] | None = None, **values: object) -> None:
+        """`said` is shared by all ranks: who said which error first. What one has said, others need not repeat."""
         self._extra = logs.in_span(span, **values)
+        self._said = {} if said is None else said
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._lock = threading.Lock()
         self._is_consequence = False
@@ -65,6 +67,8 @@ class ServerOutput:
         elif level >= logging.ERROR:
             self.has_explained = True
             self._shown += text
+            if self._said.setdefault(text, self) is not self:
+                level = logging.DEBUG
         logger.log(level, "%s", text, extra=self._extra)
 
 

@@ -33,6 +33,7 @@ class Launch:
         self._console = console
         self._shards: list[Child] = []
         self._shard_outputs: list[ServerOutput] = []
+        self._said: dict[str, ServerOutput] = {}
         self._router: Child | None = None
 
     def run(self) -> None:
@@ -77,7 +78,7 @@ class Launch:
         for rank in range(self._plan.num_shards):
             extra = logs.in_span("shard-manager", rank=rank)
             logger.info("Starting shard", extra=extra)
-            output = ServerOutput("shard-manager", rank=rank)
+            output = ServerOutput("shard-manager", self._said, rank=rank)
             program = self._plan.shard_program(rank)
             self._shards.append(_start(program, output, "ShardCannotStart", private_files=True))
             self._shard_outputs.append(output)
@@ -152,13 +153,13 @@ class Launch:
             logger.info("webserver terminated")
         for output in self._shard_outputs:
             output.expect_errors()
-        if any(shard.poll() is None for shard in self._shards):
+        running = [rank for rank, shard in enumerate(self._shards) if shard.poll() is None]
+        if running:
             logger.info("Shutting down shards")
-            for rank, shard in enumerate(self._shards):
-                if shard.poll() is None:
-                    logger.info("Terminating shard", extra=logs.in_span("shard-manager", rank=rank))
+            for rank in running:
+                logger.info("Terminating shard", extra=logs.in_span("shard-manager", rank=rank))
             self._stop_all(self._shards, grace_s)
-            for rank in range(len(self._shards)):
+            for rank in running:
                 logger.info("shard terminated", extra=logs.in_span("shard-manager", rank=rank))
 
     def _stop_all(self, children: list[Child], grace_s: float) -> None:

@@ -276,6 +276,13 @@ def test_shard_that_cannot_start_is_explained_once(start: Start, script: str, er
     launcher.assert_nothing_is_left()
 
 
+def test_error_that_every_shard_meets_is_said_once(start: Start) -> None:
+    launcher = start("load-fails=all", "--num-shard", "2")
+    assert launcher.wait(15) == 1
+    assert launcher.text.count("model.safetensors is broken at byte 8") == 1
+    launcher.assert_nothing_is_left()
+
+
 def test_failed_download_is_explained(start: Start) -> None:
     launcher = start("download-fails")
     assert launcher.wait() == 1

@@ -1,7 +1,7 @@
 """A `text-generation-server` that does what SCRIPT says instead of loading a model: the launcher's children in tests.
 
-SCRIPT is a comma list. download-fails, download-hangs; load-hangs, load-fails=RANK (an error line), load-crashes=RANK
-(a traceback), stubborn (ignores SIGTERM), noisy (warnings on stderr, and a line that is not JSON).
+SCRIPT is a comma list of: download-fails, download-hangs, load-hangs, load-fails=RANK (an error line; RANK may be
+"all"), load-crashes=RANK (a traceback), stubborn (ignores SIGTERM), noisy (a warning, and a line that is not JSON).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def serve(settings: ServeSettings) -> int:
         print("not json", flush=True)
     if "load-hangs" in SCRIPT:
         sleep_for_ever()
-    if f"load-fails={settings.rank}" in SCRIPT:
+    if f"load-fails={settings.rank}" in SCRIPT or "load-fails=all" in SCRIPT:
         logger.error("model.safetensors is broken at byte 8")
         return 1
     if f"load-crashes={settings.rank}" in SCRIPT:
