@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from text_generation_kernels.cpu.device import CpuDevice
+from text_generation_kernels.interface import Device
 from text_generation_proto import generate_pb2 as pb
 from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
@@ -21,8 +22,8 @@ from text_generation_server.parallel import LoneRank
 from text_generation_server.sampling import Sampler
 
 
-def load_engine(folder: Path, block_size: int = 16) -> Engine:
-    device, group = CpuDevice(), LoneRank()
+def load_engine(folder: Path, block_size: int = 16, device: Device | None = None) -> Engine:
+    device, group = device or CpuDevice(), LoneRank()
     return Engine(load_model(folder, device, group), device, group, Sampler(), block_size)
 
 
