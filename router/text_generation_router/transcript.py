@@ -37,14 +37,15 @@ class Transcript:
     def push(self, event: TokenEvent) -> Token:
         """Take the next token; sets `finish_reason` if it is the last.
 
-        A length or an EOS that the replica reports goes before a stop string.
+        A length or an EOS that the replica reports goes before a stop string. The text of a special token takes part
+        in the search, but as it is not shown, a stop string may not end inside it.
         """
         self.num_tokens += 1
         special_text = self._special_texts.get(event.token_id)
         text = self._detokenizer.push(event.token_id) if special_text is None else special_text
         if event.finish_reason is not None:
             return self._finish(event, event.finish_reason, text, special_text is not None, 0)
-        num_after = self._stops.find(text)
+        num_after = self._stops.find(text, only_at_end=special_text is not None)
         if num_after is not None:
             return self._finish(event, FinishReason.STOP_SEQUENCE, text, special_text is not None, num_after)
         if special_text is None:

@@ -37,6 +37,14 @@ def test_nothing_and_the_empty_string_stop_nothing(stops: list[str]) -> None:
     assert StopStrings(stops).find("anything") is None
 
 
+def test_a_stop_string_that_must_end_with_the_piece() -> None:
+    finder = StopStrings(["b", "long enough to keep a tail"])
+    assert finder.find("abc", only_at_end=True) is None
+    # Nor is it found later, in what is kept for longer ones.
+    assert finder.find("d") is None
+    assert finder.find("ab", only_at_end=True) == 0
+
+
 def test_a_stop_string_longer_than_any_piece_is_found() -> None:
     stop = "x" * 1000
     finder = StopStrings([stop])

@@ -59,7 +59,7 @@ def test_texts_of_tokens_without_special_ones_join_to_the_generated_text(
     assert transcript.num_tokens == len(token_ids)
 
 
-@given(st.lists(st.integers(0, 263), min_size=1, max_size=30), st.lists(st.text("the \ufffda", min_size=1), max_size=3))
+@given(st.lists(st.integers(0, 260), min_size=1, max_size=30), st.lists(st.text("the \ufffda", min_size=1), max_size=3))
 def test_the_generated_text_ends_right_after_a_stop_string(token_ids: list[int], stop: list[str]) -> None:
     tokens, transcript = write(token_ids, stop=tuple(stop))
     text = transcript.generated_text()
@@ -87,6 +87,14 @@ def test_the_text_of_a_special_token_can_be_a_stop_string_and_is_not_shown() -> 
     assert transcript.finish_reason is FinishReason.STOP_SEQUENCE
     assert tokens[-1] == Token(TURN, "<|end of turn|>", -1.0, True)
     assert transcript.generated_text() == "a"
+
+
+def test_a_stop_string_does_not_end_inside_the_text_of_a_special_token() -> None:
+    _, transcript = write([*ids("x"), TURN, *ids("yz")], stop=("turn", "of", "z"))
+    assert transcript.finish_reason is FinishReason.LENGTH
+    _, transcript = write([*ids("x"), TURN, *ids("yzw")], stop=("turn", "a longer one than the token", "z"))
+    assert transcript.finish_reason is FinishReason.STOP_SEQUENCE
+    assert transcript.generated_text() == "xyz"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.EOS_TOKEN])
