@@ -86,7 +86,11 @@ class RouterSettings:
         default=2, minimum=1, maximum=2, help="steps sent to the shards before the first is answered"
     )
     prefix_caching: bool = option(default=True, help="reuse the key/value cache of prompts that begin alike")
-    prefill_chunking: bool = option(default=True, help="split long prompts over several steps")
+    prefill_chunking: bool = option(
+        default=True,
+        help="split long prompts over several steps",
+        no_effect="a prompt is always split where it does not fit a step's token budget",
+    )
     validation_workers: int = option(default=2, minimum=0, help="threads that tokenize prompts")
 
     # HTTP
