@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What pip leaves uncompiled (below) is compiled by the first program that imports it, and must then be kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check format bench proto wheel clean
 
@@ -32,12 +34,13 @@ proto: $(STAMP)
 	    proto/text_generation_proto/generate.proto
 
 wheel: $(STAMP)
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m build --wheel --no-isolation $(ARGS)
 
 # An environment without pip is one whose making was cut short: it is made again. The stamp says that all is installed.
+# --no-compile: compiling all of torch takes longer than fetching it, and most of it is never imported.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
