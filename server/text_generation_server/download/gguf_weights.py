@@ -117,4 +117,5 @@ def half_rotation_order(num_rows: int, num_heads: int) -> npt.NDArray[np.int64]:
     GGUF keeps the two rows that the rope turns together side by side (2i, 2i + 1 of a head); checkpoints keep them
     half a head apart (i, i + head_dim / 2).
     """
-    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(num_rows)
+    order: npt.NDArray[np.int64] = np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(num_rows)
+    return order
