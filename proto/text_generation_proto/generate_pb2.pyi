@@ -79,7 +79,7 @@ class WarmupResponse(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., free_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
-    __slots__ = ("do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark", "seed")
+    __slots__ = ("do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark", "seed", "presence_penalty", "count_penalty", "bias_token_ids", "bias_values")
     DO_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,10 @@ class SamplingParameters(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     do_sample: bool
     temperature: float
     top_k: int
@@ -98,7 +102,11 @@ class SamplingParameters(_message.Message):
     frequency_penalty: float
     watermark: bool
     seed: int
-    def __init__(self, do_sample: bool = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., watermark: bool = ..., seed: _Optional[int] = ...) -> None: ...
+    presence_penalty: float
+    count_penalty: float
+    bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bias_values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, do_sample: bool = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., watermark: bool = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., count_penalty: _Optional[float] = ..., bias_token_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("table_index", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "top_n_tokens", "prompt_logprobs")
@@ -121,7 +129,7 @@ class Admission(_message.Message):
     def __init__(self, table_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_n_tokens: _Optional[int] = ..., prompt_logprobs: bool = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("step_id", "release", "admit", "append_table_index", "append_block_id", "row_table_index", "row_num_tokens")
+    __slots__ = ("step_id", "release", "admit", "append_table_index", "append_block_id", "row_table_index", "row_num_tokens", "masked_rows", "masks")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +137,8 @@ class StepRequest(_message.Message):
     APPEND_BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     ROW_TABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MASKED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     release: _containers.RepeatedScalarFieldContainer[int]
     admit: _containers.RepeatedCompositeFieldContainer[Admission]
@@ -136,7 +146,9 @@ class StepRequest(_message.Message):
     append_block_id: _containers.RepeatedScalarFieldContainer[int]
     row_table_index: _containers.RepeatedScalarFieldContainer[int]
     row_num_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_id: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., admit: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_table_index: _Optional[_Iterable[int]] = ..., append_block_id: _Optional[_Iterable[int]] = ..., row_table_index: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    masked_rows: _containers.RepeatedScalarFieldContainer[int]
+    masks: bytes
+    def __init__(self, step_id: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., admit: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_table_index: _Optional[_Iterable[int]] = ..., append_block_id: _Optional[_Iterable[int]] = ..., row_table_index: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., masked_rows: _Optional[_Iterable[int]] = ..., masks: _Optional[bytes] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("step_id", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs", "prompt_logprobs", "forward_ns", "sample_ns")

@@ -18,7 +18,7 @@ from text_generation_proto import generate_pb2 as pb
 
 from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
-from text_generation_router.scheduling.request import GenerationFailed, Request, TokenEvent
+from text_generation_router.scheduling.request import Constraint, GenerationFailed, Request, TokenEvent
 from text_generation_router.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from text_generation_router.scheduling.sequence import Sequence
 from text_generation_router.shard_client import ShardGroup, WarmupLimits
@@ -70,6 +70,8 @@ class Replica:
         self._scheduler = scheduler
         self._depth = pipeline_depth
         self._events: dict[int, asyncio.Queue[TokenEvent | GenerationFailed]] = {}  # by id(sequence)
+        self._constraints: dict[int, Constraint] = {}  # by id(sequence)
+        self._advancing: set[asyncio.Task[None]] = set()
         self._answers: deque[pb.StepResponse] = deque()
         self._sent: deque[tuple[StepPlan, float]] = deque()  # steps in flight, with the time each was sent
         self._wake = asyncio.Event()
@@ -108,14 +110,19 @@ class Replica:
     def max_total_tokens(self) -> int:
         return self.limits.max_total_tokens
 
-    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def submit(self, request: Request, constraint: Constraint | None = None) -> AsyncGenerator[TokenEvent, None]:
         """Run one request. Closing the generator, or cancelling who iterates it, gives back all that it holds.
 
+        Args:
+            constraint: which tokens may come; belongs to this request from now on.
         Raises: GenerationFailed when the shards fail.
         """
+        mask = None if constraint is None else await asyncio.to_thread(constraint.mask)
         if self._failure is not None:
             raise GenerationFailed(self._failure)
-        sequence = self._scheduler.submit(request)
+        sequence = self._scheduler.submit(request, mask)
+        if constraint is not None:
+            self._constraints[id(sequence)] = constraint
         events: asyncio.Queue[TokenEvent | GenerationFailed] = asyncio.Queue()
         self._events[id(sequence)] = events
         self._wake.set()
@@ -129,6 +136,7 @@ class Replica:
                     return
         finally:
             del self._events[id(sequence)]
+            self._constraints.pop(id(sequence), None)
             self._scheduler.abort(sequence)
             self._wake.set()
 
@@ -171,6 +179,9 @@ class Replica:
                 events: list[tuple[Sequence, TokenEvent]] = []
                 while self._answers:
                     events.extend(self._complete(self._answers.popleft()))
+                for sequence, event in events:
+                    if sequence.is_constrained and event.finish_reason is None:
+                        self._start_advancing(sequence, event.token_id)
                 await self._send_steps()
                 for sequence, event in events:
                     queue = self._events.get(id(sequence))
@@ -179,6 +190,31 @@ class Replica:
         except Exception as error:
             logger.exception("The scheduling loop failed")
             self._fail(f"the router's scheduling loop failed: {error!r}")
+
+    def _start_advancing(self, sequence: Sequence, token_id: int) -> None:
+        constraint = self._constraints.get(id(sequence))
+        if constraint is not None:
+            task = asyncio.create_task(self._advance(sequence, constraint, token_id))
+            self._advancing.add(task)
+            task.add_done_callback(self._advancing.discard)
+
+    async def _advance(self, sequence: Sequence, constraint: Constraint, token_id: int) -> None:
+        """Work out a constrained sequence's next mask beside the loop; other sequences' steps go on meanwhile."""
+
+        def next_mask() -> bytes:
+            constraint.accept(token_id)
+            return constraint.mask()
+
+        try:
+            mask = await asyncio.to_thread(next_mask)
+        except Exception as error:
+            logger.exception("A grammar failed")
+            queue = self._events.get(id(sequence))
+            if queue is not None:
+                queue.put_nowait(GenerationFailed(f"the grammar failed: {error}"))
+            return
+        self._scheduler.set_mask(sequence, mask)
+        self._wake.set()
 
     async def _send_steps(self) -> None:
         while self._scheduler.num_steps_in_flight < self._depth and self._failure is None:

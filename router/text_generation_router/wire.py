@@ -20,6 +20,9 @@ def encode_plan(plan: StepPlan) -> bytes:
     )
     if any(num_tokens != 1 for _, num_tokens in plan.rows):
         message.row_num_tokens.extend(num_tokens for _, num_tokens in plan.rows)
+    if plan.masks:
+        message.masked_rows.extend(place for place, _ in plan.masks)
+        message.masks = b"".join(mask for _, mask in plan.masks)
     return message.SerializeToString()
 
 
@@ -47,6 +50,10 @@ def _sampling(parameters: SamplingParameters) -> pb.SamplingParameters:
         frequency_penalty=parameters.frequency_penalty,
         watermark=parameters.watermark,
         seed=parameters.seed,
+        presence_penalty=parameters.presence_penalty,
+        count_penalty=parameters.count_penalty,
+        bias_token_ids=[token_id for token_id, _ in parameters.logit_bias],
+        bias_values=[value for _, value in parameters.logit_bias],
     )
 
 

@@ -7,7 +7,7 @@ work on the device without waiting for it; `finish` reads its results back. Know
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,19 +135,21 @@ class Engine:
         logits = self.model.logits(hidden[batch.last_token_index])
         samples: SampleResult | None = None
         if logits is not None:
-            samples = self._sampler.sample(logits, self._sample_rows(table, indices.tolist()))
+            samples = self._sampler.sample(logits, self._sample_rows(table, indices.tolist(), batch.masks))
         token_ids = self.group.broadcast_ids(None if samples is None else samples.token_ids, len(indices))
         table.append_sampled(indices, token_ids)
         return samples
 
     @staticmethod
-    def _sample_rows(table: SequenceTable, indices: Sequence[int]) -> list[SampleRow]:
+    def _sample_rows(table: SequenceTable, indices: Sequence[int], masks: Mapping[int, bytes]) -> list[SampleRow]:
         return [
             SampleRow(
                 parameters=table.sampling[index],
                 position=table.num_known(index),
                 history=table.history(index) if table.sampling[index].needs_history else None,
                 top_n_tokens=table.top_n_tokens[index],
+                num_prompt_tokens=table.num_prompt(index),
+                mask=masks.get(index),
             )
             for index in indices
         ]

@@ -29,6 +29,7 @@ class StepBatch:
     sampled_table_index: IntArray  # [num_sampled]: the rows that sample, in row order
     last_token_index: Tensor  # [num_sampled] int64 on the device: each sampled row's last token in the flat batch
     scored: tuple[ScoredSpan, ...]  # prompt tokens whose log-probabilities are wanted
+    masks: dict[int, bytes]  # by table index: the tokens that a row may sample, where not all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class SequenceTable:
 
     def num_known(self, table_index: int) -> int:
         return int(self._num_known[table_index])
+
+    def num_prompt(self, table_index: int) -> int:
+        return int(self._num_prompt[table_index])
 
     def history(self, table_index: int) -> Tensor:
         """A sequence's tokens so far, prompt and output: a view, [num_known] int64 on the device."""
@@ -130,6 +134,7 @@ class SequenceTable:
             sampled_table_index=rows[samples],
             last_token_index=columns[2 * num_tokens :],
             scored=scored,
+            masks=_masks(request),
         )
 
     def _scored_spans(
@@ -156,3 +161,13 @@ class SequenceTable:
     def reset(self) -> None:
         """Forget every sequence."""
         self._num_known[:] = 0
+
+
+def _masks(request: pb.StepRequest) -> dict[int, bytes]:
+    if not request.masked_rows:
+        return {}
+    size = len(request.masks) // len(request.masked_rows)
+    return {
+        request.row_table_index[place]: request.masks[index * size : (index + 1) * size]
+        for index, place in enumerate(request.masked_rows)
+    }

@@ -74,6 +74,63 @@ def test_top_tokens_and_prompt_logprobs_cross_the_wire(tmp_path: Path) -> None:
     run(test)
 
 
+class Alternating:
+    """A constraint by which tokens 40 and 41 take turns."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def mask(self) -> bytes:
+        return (1 << 40 + len(self.accepted) % 2).to_bytes(32, "little")
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+
+def test_constraint_rules_its_own_sequence_only(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), vocab_size=256)
+
+    async def constrained(replica: Replica) -> list[int]:
+        events = replica.submit(Request((1, 2, 3), 9), Alternating())
+        return [event.token_id async for event in events]
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            first, free, second = await asyncio.gather(
+                constrained(replica), collect(replica, Request((1, 2, 3), 9)), constrained(replica)
+            )
+            assert first == second == [40, 41, 40, 41, 40, 41, 40, 41, 40]
+            assert [event.token_id for event in free] == reference_tokens((1, 2, 3), 9, shard.next_token)
+
+    run(test)
+
+
+class Broken(Alternating):
+    def accept(self, token_id: int) -> None:
+        raise ValueError("no such state")
+
+
+def test_failing_constraint_ends_its_own_sequence_only(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"))
+
+    async def broken(replica: Replica) -> None:
+        async for _ in replica.submit(Request((1, 2, 3), 9), Broken()):
+            pass
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            failed, free = await asyncio.gather(
+                broken(replica), collect(replica, Request((4,), 9)), return_exceptions=True
+            )
+            assert isinstance(failed, GenerationFailed)
+            assert "the grammar failed: no such state" in str(failed)
+            assert isinstance(free, list)
+            assert len(free) == 9
+            assert replica.stats().blocks.owned == 0
+
+    run(test)
+
+
 def test_closing_the_iterator_gives_everything_back_at_once(tmp_path: Path) -> None:
     shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.005)
 
@@ -139,7 +196,7 @@ def test_other_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
 
     async def test() -> None:
         await shard.start()
-        with pytest.raises(ShardError, match=r"speaks protocol 77 and this router 1; install one version of both"):
+        with pytest.raises(ShardError, match=r"speaks protocol 77 and this router 2; install one version of both"):
             await ShardGroup.connect(shard.socket_path)
         await shard.stop()
 

@@ -89,6 +89,33 @@ def test_prompt_logprobs_equal_transformers_whole_and_in_chunks(
     assert events[0].prompt_logprobs == pytest.approx(expected, abs=1e-4)
 
 
+def test_openai_penalties_bias_and_mask_change_the_choice_but_not_the_reported_logprob(
+    engine: Engine, oracle: Any
+) -> None:
+    request_ids = prompt(12, 9)
+    table = log_softmax(oracle, request_ids)[-1]
+    best, second = table.topk(2).indices.tolist()
+    biased = Request(request_ids, 1, sampling=SamplingParameters(logit_bias=((best, -100.0),)))
+    event = InProcessReplica(engine).answer(biased)[0]
+    assert event.token_id == second
+    assert event.logprob == pytest.approx(float(table[second]), abs=1e-4)
+
+    replica = InProcessReplica(engine)
+    allowed = (1 << 7 | 1 << 300).to_bytes(40, "little")
+    masked = replica.scheduler.submit(Request(request_ids, 1), allowed)
+    replica.events[id(masked)] = []
+    neighbour = replica.submit(Request(request_ids, 1))
+    replica.run()
+    assert replica.events[id(masked)][0].token_id == (7 if table[7] > table[300] else 300)
+    assert replica.events[id(neighbour)][0].token_id == best
+
+    presence = Request(request_ids, 30, sampling=SamplingParameters(presence_penalty=100.0))
+    ids = [event.token_id for event in InProcessReplica(engine).answer(presence)]
+    assert len(set(ids)) == 30, "no token of the output comes twice"
+    counted = Request(request_ids, 30, sampling=SamplingParameters(count_penalty=100.0))
+    assert [event.token_id for event in InProcessReplica(engine).answer(counted)] == ids
+
+
 def test_end_token_ends_a_sequence(engine: Engine, oracle: Any) -> None:
     ids = greedy(oracle, prompt(10, 5), 8)
     position = next(index for index, token_id in enumerate(ids) if token_id not in ids[:index] and index > 2)

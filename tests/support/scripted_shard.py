@@ -39,6 +39,16 @@ def decode_plan(message: pb.StepRequest) -> StepPlan:
         ),
         append=tuple(zip(message.append_table_index, message.append_block_id, strict=True)),
         rows=tuple(zip(message.row_table_index, counts, strict=True)),
+        masks=_decode_masks(message),
+    )
+
+
+def _decode_masks(message: pb.StepRequest) -> tuple[tuple[int, bytes], ...]:
+    if not message.masked_rows:
+        return ()
+    size = len(message.masks) // len(message.masked_rows)
+    return tuple(
+        (place, message.masks[index * size : (index + 1) * size]) for index, place in enumerate(message.masked_rows)
     )
 
 

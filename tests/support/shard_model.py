@@ -35,6 +35,13 @@ def reference_tokens(prompt: Iterable[int], count: int, next_token: NextToken) -
     return output
 
 
+def nearest_allowed(mask: bytes, token_id: int) -> int:
+    """The first token at or after `token_id`, in a circle, that a mask allows."""
+    bits = int.from_bytes(mask, "little")
+    count = len(mask) * 8
+    return next(candidate % count for candidate in range(token_id, token_id + count) if bits >> candidate % count & 1)
+
+
 def scripted_logprob(token_id: int) -> float:
     return -math.log(2 + token_id % 7)
 
@@ -85,9 +92,10 @@ class ShardModel:
             for position in range(row.num_computed_tokens, row.num_computed_tokens + num_tokens):
                 self.slots[self._slot(row, position)] = row.token_ids[position]
             row.num_computed_tokens += num_tokens
+        allowed = dict(plan.masks)
         token_ids, logprobs, top_tokens = [], [], []
         prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]] = {}
-        for table_index, num_tokens in plan.rows:
+        for place, (table_index, num_tokens) in enumerate(plan.rows):
             row = self.rows[table_index]
             prefix = tuple(self.slots[self._slot(row, position)] for position in range(row.num_computed_tokens))
             assert prefix == tuple(row.token_ids[: row.num_computed_tokens]), "the cache holds another prefix"
@@ -99,6 +107,8 @@ class ShardModel:
                     prompt_logprobs[table_index] = (first, values)
             if row.num_computed_tokens == len(row.token_ids):
                 token_id = self.next_token(prefix)
+                if place in allowed:
+                    token_id = nearest_allowed(allowed[place], token_id)
                 row.token_ids.append(token_id)
                 token_ids.append(token_id)
                 logprobs.append(scripted_logprob(token_id))

@@ -30,6 +30,7 @@ class StepPlan:
     admit: tuple[Admission, ...]
     append: tuple[tuple[int, int], ...]  # (table_index, block_id), one a block, in order
     rows: tuple[tuple[int, int], ...]  # (table_index, num_tokens)
+    masks: tuple[tuple[int, bytes], ...] = ()  # (place in rows, tokens allowed as in Constraint.mask)
 
     @property
     def num_tokens(self) -> int:

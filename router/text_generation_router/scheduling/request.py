@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 
 class FinishReason(str, Enum):
@@ -30,6 +31,9 @@ class SamplingParameters:
     frequency_penalty: float = 0.0  # 0: off
     watermark: bool = False
     seed: int = 0  # 0 ... 2**64 - 1
+    presence_penalty: float = 0.0  # 0: off; OpenAI's, over the output
+    count_penalty: float = 0.0  # 0: off; OpenAI's frequency penalty, over the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,19 @@ class TokenEvent:
     # On the first event only: one value per prompt token after the first, if the request asked; else None.
     prompt_logprobs: tuple[float, ...] | None
     started_s: float  # time.monotonic() when the sequence was first put into a step
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, after those accepted so far: a grammar at work on one sequence.
+
+    Calls come one at a time, from worker threads: they may take a while.
+    """
+
+    def mask(self) -> bytes:
+        """Little-endian 32-bit words: bit i % 32 of word i // 32 allows token i. At least one token is allowed."""
+
+    def accept(self, token_id: int) -> None:
+        """Move on by one token, allowed by the last mask."""
 
 
 class GenerationFailed(Exception):

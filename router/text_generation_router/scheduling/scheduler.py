@@ -80,11 +80,20 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------ sequences
 
-    def submit(self, request: Request) -> Sequence:
-        """Queue a request. It has been checked to fit the cache alone."""
-        sequence = Sequence(request)
+    def submit(self, request: Request, mask: bytes | None = None) -> Sequence:
+        """Queue a request. It has been checked to fit the cache alone.
+
+        Args:
+            mask: of a constrained request, the tokens allowed first. Such a sequence samples a token only when the
+                mask for it has been set: it has at most one step in flight, while all others keep two.
+        """
+        sequence = Sequence(request, mask)
         self._waiting.append(sequence)
         return sequence
+
+    def set_mask(self, sequence: Sequence, mask: bytes) -> None:
+        """Say which tokens a constrained sequence may sample next."""
+        sequence.mask = mask
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence in whatever state it is; what steps in flight still answer for it is dropped."""
@@ -185,8 +194,8 @@ class Scheduler:
         admitted: list[Sequence] = []
         while self._waiting and budget > 0 and self._free_table_indices:
             sequence = self._waiting[0]
-            if sequence.num_pending_tokens:
-                break  # preempted, and its last token is still on its way here
+            if sequence.num_pending_tokens or sequence.num_remaining_tokens == 0:
+                break  # preempted, and its last token, or the mask of its next one, is still on its way here
             cached_block_ids = self._find_cached(sequence)
             missing = self._num_blocks(len(sequence.token_ids)) - len(cached_block_ids)
             needed = missing + self.pool.num_cached(cached_block_ids)
@@ -234,12 +243,16 @@ class Scheduler:
             for sequence in admit
         )
         sampled: list[Sequence] = []
-        for row in rows:
+        masks: list[tuple[int, bytes]] = []
+        for place, row in enumerate(rows):
             sequence = row.sequence
             sequence.num_computed_tokens += row.num_tokens
             if sequence.num_computed_tokens == sequence.num_known_tokens:
                 sequence.num_pending_tokens += 1
                 sampled.append(sequence)
+                if sequence.mask is not None:
+                    masks.append((place, sequence.mask))
+                    sequence.mask = None
             self._remember_full_blocks(sequence)
         plan = StepPlan(
             step_id=self._next_step_id,
@@ -247,6 +260,7 @@ class Scheduler:
             admit=admissions,
             append=tuple((row.sequence.table_index, block_id) for row in rows for block_id in row.new_block_ids),
             rows=tuple((row.sequence.table_index, row.num_tokens) for row in rows),
+            masks=tuple(masks),
         )
         reporting = {row.sequence.table_index: row.sequence for row in rows if row.sequence.request.prompt_logprobs}
         self._in_flight.append(_StepInFlight(self._next_step_id, sampled, reporting))

@@ -25,6 +25,8 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "is_constrained",
+        "mask",
         "num_computed_tokens",
         "num_pending_tokens",
         "num_prompt_tokens",
@@ -37,8 +39,10 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, mask: bytes | None = None) -> None:
         self.request = request
+        self.is_constrained = mask is not None
+        self.mask = mask  # of the next token to be sampled, if constrained; None while it is being worked out
         self.token_ids: list[int] = list(request.token_ids)  # prompt, then output as far as it is known here
         self.num_prompt_tokens = len(request.token_ids)
         self.num_computed_tokens = 0
@@ -61,6 +65,8 @@ class Sequence:
         if self.num_known_tokens - self.num_prompt_tokens >= self.request.max_new_tokens:
             # The last token of all needs no keys and values of its own.
             return 0
+        if self.is_constrained and self.mask is None:
+            return 0  # the host has to see the last token first
         return self.num_known_tokens - self.num_computed_tokens
 
     @property

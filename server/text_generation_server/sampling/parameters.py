@@ -29,6 +29,9 @@ class SamplingParameters:
     frequency_penalty: float = 0.0  # 0: off
     watermark: bool = False
     seed: int = 0  # 0 ... 2**64 - 1
+    presence_penalty: float = 0.0  # 0: off; OpenAI's, over the output
+    count_penalty: float = 0.0  # 0: off; OpenAI's frequency penalty, over the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
 
     @classmethod
     def from_proto(cls, message: generate_pb2.SamplingParameters) -> SamplingParameters:
@@ -43,6 +46,9 @@ class SamplingParameters:
             frequency_penalty=message.frequency_penalty,
             watermark=message.watermark,
             seed=message.seed,
+            presence_penalty=message.presence_penalty,
+            count_penalty=message.count_penalty,
+            logit_bias=tuple(zip(message.bias_token_ids, message.bias_values, strict=True)),
         )
 
     @property
@@ -52,7 +58,13 @@ class SamplingParameters:
     @property
     def needs_history(self) -> bool:
         """Whether the row's logits are changed by the tokens before them."""
-        return self.watermark or self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0
+        return (
+            self.watermark
+            or self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.count_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +76,10 @@ class SampleRow:
     # [position] int64 on the logits' device: prompt and output so far. May be None unless parameters.needs_history.
     history: Tensor | None = None
     top_n_tokens: int = 0  # how many of the most likely tokens to report
+    num_prompt_tokens: int = 0  # of the history
+    mask: bytes | None = None  # tokens allowed, as little-endian 32-bit words; None: all
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether anything changes the row's logits before the choice, but temperature and filters."""
+        return self.mask is not None or self.parameters.needs_history or bool(self.parameters.logit_bias)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,36 @@ def apply_frequency_penalties(
     lengths = _per_token([len(history) for history in histories], histories, scores)
     share = counts[own_places] / lengths
     flat[places] = flat[places] - _per_token(penalties, histories, scores) * share
+
+
+def apply_output_penalties(scores: Tensor, output: Tensor, presence_penalty: float, count_penalty: float) -> None:
+    """Subtract, from each token of one row's output, `presence_penalty` once and `count_penalty` for each time it
+    occurs, in place (OpenAI's definition).
+
+    Args:
+        scores: [vocab_size] float32.
+        output: [tokens generated so far] int64 on the scores' device.
+    """
+    counts = torch.zeros_like(scores)
+    counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.float32))
+    scores -= presence_penalty * (counts > 0) + count_penalty * counts
+
+
+def apply_logit_bias(scores: Tensor, bias: Sequence[tuple[int, float]]) -> None:
+    """Add to one row's logits, in place. scores: [vocab_size] float32; token ids are distinct."""
+    places = torch.tensor([token_id for token_id, _ in bias], dtype=torch.int64, device=scores.device)
+    scores[places] += torch.tensor([value for _, value in bias], dtype=torch.float32, device=scores.device)
+
+
+def apply_mask(scores: Tensor, mask: bytes) -> None:
+    """Leave one row only the tokens that a mask allows, in place.
+
+    Args:
+        scores: [vocab_size] float32.
+        mask: at least ceil(vocab_size / 32) little-endian 32-bit words; bit i % 32 of word i // 32 allows token i.
+    """
+    allowed = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=scores.shape[0], bitorder="little")
+    scores.masked_fill_(torch.from_numpy(allowed == 0).to(scores.device), float("-inf"))
 
 
 def _places(rows: Sequence[int], histories: Sequence[Tensor], vocab_size: int) -> Tensor:

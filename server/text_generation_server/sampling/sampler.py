@@ -16,7 +16,13 @@ from text_generation_server.sampling import choice, host_choice
 from text_generation_server.sampling.logprobs import TopTokens, token_logprobs, top_tokens
 from text_generation_server.sampling.noise import uniform
 from text_generation_server.sampling.parameters import SampleRow
-from text_generation_server.sampling.penalties import apply_frequency_penalties, apply_repetition_penalties
+from text_generation_server.sampling.penalties import (
+    apply_frequency_penalties,
+    apply_logit_bias,
+    apply_mask,
+    apply_output_penalties,
+    apply_repetition_penalties,
+)
 from text_generation_server.sampling.watermark import Watermark
 
 
@@ -42,18 +48,19 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampleResult:
         """Choose one token for each row.
 
-        Watermark, repetition penalty, frequency penalty, then, for rows that sample, temperature, top_k, top_p,
-        typical_p and the choice. Neutral values change nothing, to the bit.
+        Watermark, repetition penalty, frequency penalty, OpenAI's penalties, logit bias, the grammar's mask; then, for
+        rows that sample, temperature, top_k, top_p, typical_p and the choice. Neutral values change nothing, to the
+        bit.
 
         Args:
             logits: [num_rows, vocab_size] float32, contiguous, as the model made them; not changed.
             rows: one record a row of logits.
         """
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        adjusted = [index for index, row in enumerate(rows) if row.parameters.needs_history]
+        adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
         scores = self._adjusted_scores(logits, rows, adjusted)
 
-        if any(row.parameters.is_greedy and not row.parameters.needs_history for row in rows):
+        if any(row.parameters.is_greedy and not row.is_adjusted for row in rows):
             token_ids = logits.max(dim=-1).indices  # the first of equal ones; not argmax, which is three times slower
         if any(rows[index].parameters.is_greedy for index in adjusted):
             token_ids[adjusted] = scores.max(dim=-1).indices
@@ -75,12 +82,13 @@ class Sampler:
         )
 
     def _adjusted_scores(self, logits: Tensor, rows: Sequence[SampleRow], adjusted: Sequence[int]) -> Tensor:
-        """Copies of the rows that their history changes, changed: [len(adjusted), vocab_size] float32."""
+        """Copies of the rows that something changes, changed: [len(adjusted), vocab_size] float32."""
         if not adjusted:
             return logits[:0]
         scores = logits[list(adjusted)]
         wanted = [rows[index].parameters for index in adjusted]
         histories = [_history(rows[index]) for index in adjusted]
+        outputs = [history[rows[index].num_prompt_tokens :] for index, history in zip(adjusted, histories, strict=True)]
         for row, parameters in enumerate(wanted):
             if parameters.watermark:
                 self._watermark.apply(scores[row], int(histories[row][-1]))
@@ -100,9 +108,20 @@ class Sampler:
                 [histories[row] for row in frequent],
                 [wanted[row].frequency_penalty for row in frequent],
             )
+        for row, parameters in enumerate(wanted):
+            if parameters.presence_penalty != 0.0 or parameters.count_penalty != 0.0:
+                apply_output_penalties(scores[row], outputs[row], parameters.presence_penalty, parameters.count_penalty)
+            if parameters.logit_bias:
+                apply_logit_bias(scores[row], parameters.logit_bias)
+            mask = rows[adjusted[row]].mask
+            if mask is not None:
+                apply_mask(scores[row], mask)
         return scores
 
 
+_NO_TOKENS = torch.empty(0, dtype=torch.int64)
+
+
 def _history(row: SampleRow) -> Tensor:
-    assert row.history is not None, "a row with penalties or a watermark comes with its tokens"
-    return row.history
+    assert row.history is not None or not row.parameters.needs_history, "a row with penalties comes with its tokens"
+    return _NO_TOKENS if row.history is None else row.history

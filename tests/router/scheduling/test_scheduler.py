@@ -273,6 +273,45 @@ def test_prompts_and_decode_rows_are_kept_apart_when_steps_may_not_be_mixed() ->
         assert rig.output(sequence) == expected(sequence.request)[0]
 
 
+def mask_of(*token_ids: int) -> bytes:
+    bits = sum(1 << token_id for token_id in token_ids)
+    return bits.to_bytes(-(-VOCAB // 32) * 4, "little")
+
+
+def test_constrained_sequence_waits_for_its_mask_while_others_keep_two_steps_in_flight() -> None:
+    rig = Rig(config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    free = rig.submit(Request(prompt(3), max_new_tokens=12))
+    constrained = rig.scheduler.submit(Request(prompt(4, first=7), max_new_tokens=3), mask_of(5))
+    rig.events[id(constrained)] = []
+    for expected_count, token_id in ((1, 8), (2, 9)):
+        while len(rig.output(constrained)) < expected_count:
+            rig.tick()
+        before = len(rig.output(free))
+        for _ in range(3):
+            rig.tick()
+        assert len(rig.output(free)) == before + 3
+        assert len(rig.output(constrained)) == expected_count
+        rig.scheduler.set_mask(constrained, mask_of(token_id))
+    rig.run()
+    assert rig.output(constrained) == [5, 8, 9]
+    assert rig.output(free) == expected(free.request)[0]
+
+
+def test_preempted_constrained_sequence_comes_back_with_its_mask() -> None:
+    rig = Rig(num_blocks=8, config=SchedulerConfig(max_step_tokens=16, max_sequences=8, prefix_caching=False))
+    oldest = rig.submit(Request(prompt(6), max_new_tokens=22))
+    rig.tick()
+    constrained = rig.scheduler.submit(Request(prompt(12, first=7), max_new_tokens=8), mask_of(3))
+    rig.events[id(constrained)] = []
+    for _ in range(200):
+        rig.tick()
+        if constrained.mask is None and constrained.num_pending_tokens == 0:
+            rig.scheduler.set_mask(constrained, mask_of(len(rig.output(constrained)) + 3))
+    assert rig.scheduler.stats().preemptions > 0
+    assert rig.output(constrained) == list(range(3, 11))
+    assert rig.output(oldest) == expected(oldest.request)[0]
+
+
 requests = st.builds(
     Request,
     token_ids=st.one_of(

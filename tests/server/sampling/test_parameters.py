@@ -18,11 +18,17 @@ def test_every_field_of_the_wire_arrives() -> None:
         frequency_penalty=-0.5,
         watermark=True,
         seed=2**64 - 1,
+        presence_penalty=0.25,
+        count_penalty=-1.5,
+        bias_token_ids=[3, 9],
+        bias_values=[-100.0, 0.5],
     )
     parameters = SamplingParameters.from_proto(message)
     names = [field.name for field in generate_pb2.SamplingParameters.DESCRIPTOR.fields]
-    assert names == list(SamplingParameters.__slots__)
-    assert [getattr(parameters, name) for name in names] == [getattr(message, name) for name in names]
+    alike = [name for name in names if not name.startswith("bias_")]
+    assert [*alike, "logit_bias"] == list(SamplingParameters.__slots__)
+    assert [getattr(parameters, name) for name in alike] == [getattr(message, name) for name in alike]
+    assert parameters.logit_bias == ((3, -100.0), (9, 0.5))
 
 
 def test_an_unset_message_is_neutral() -> None:
@@ -40,3 +46,6 @@ def test_only_penalties_and_the_watermark_need_the_history() -> None:
     assert SamplingParameters(repetition_penalty=1.1).needs_history
     assert SamplingParameters(frequency_penalty=0.1).needs_history
     assert SamplingParameters(watermark=True).needs_history
+    assert SamplingParameters(presence_penalty=0.1).needs_history
+    assert SamplingParameters(count_penalty=0.1).needs_history
+    assert not SamplingParameters(logit_bias=((1, 2.0),)).needs_history
