@@ -18,6 +18,7 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.replica import Replica
 from text_generation_router.settings import RouterSettings
 from text_generation_router.tokenizer import Tokenizer
+from text_generation_router.ui.page import add_ui_route
 from text_generation_router.validation import SUPPORTED_PARAMETERS, Limits, Validator
 
 # The version of TGI whose API this is: clients compare it to find out what a server can do.
@@ -47,7 +48,7 @@ class App:
 def build_app(
     settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, *, compute_type: str | None = None
 ) -> App:
-    """Serve a replica that has warmed up. Takes over its `on_step`.
+    """Serve a replica that has warmed up. Watches it from then on.
 
     Args:
         compute_type: of the header x-compute-type; None: worked out from the shards' device.
@@ -61,7 +62,7 @@ def build_app(
         vocab_size=replica.info.vocab_size,
     )
     metrics = Metrics(max_input_tokens=limits.max_input_tokens, max_total_tokens=limits.max_total_tokens)
-    replica.on_step = metrics.step_finished
+    replica.observer = metrics
     gate = Gate(settings.max_concurrent_requests)
     service = GenerationService(
         gate=gate,
@@ -95,6 +96,7 @@ def build_app(
     add_generate_routes(app, service)
     add_operation_routes(app, gate, _info(settings, replica, limits), replica.check_health, metrics_page)
     add_tokenize_route(app, gate, tokenizer, settings.payload_limit)
+    add_ui_route(app)
     return App(FrontDoor(app), gate, metrics)
 
 

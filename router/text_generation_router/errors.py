@@ -64,6 +64,29 @@ class ShuttingDown(RequestError):
         super().__init__("Server is shutting down")
 
 
+class QueueTimeout(RequestError):
+    """Nothing of the request has run, so that it may be sent again, here or elsewhere."""
+
+    status, error_type, failure = 429, "overloaded", "queue_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"Model is overloaded: not started within {limit_s:g} s, see --queue-timeout-s")
+
+
+class RequestTimeout(RequestError):
+    status, error_type, failure = 504, "timeout", "timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"Request timed out: not finished within {limit_s:g} s, see --request-timeout-s")
+
+
+class Unauthorized(RequestError):
+    status, error_type, failure = 401, "unauthorized", "unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__("Unauthorized")
+
+
 class GenerationError(RequestError):
     """The shards failed."""
 

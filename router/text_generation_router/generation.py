@@ -14,9 +14,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from text_generation_router.errors import GenerationError
+from text_generation_router.errors import GenerationError, QueueTimeout, RequestTimeout
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.request import FinishReason, GenerationFailed, Request, TokenEvent
+from text_generation_router.scheduling.request import (
+    FinishReason,
+    GenerationFailed,
+    NotFinishedInTime,
+    NotStartedInTime,
+    Request,
+    TokenEvent,
+)
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.transcript import Token, Transcript
 from text_generation_router.validation import ValidRequest, random_seed
@@ -28,7 +35,27 @@ class TokenSource(Protocol):
     """What generation needs of a replica."""
 
     def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Run one request. Closing the generator gives back all that it holds. Raises GenerationFailed."""
+        """Run one request. Closing the generator gives back all that it holds.
+
+        Raises GenerationFailed, NotStartedInTime, NotFinishedInTime.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """In seconds; None: none."""
+
+    queue_s: float | None = None  # until the first step, from the moment when the request was found valid
+    request_s: float | None = None  # until the last token, from arrival
+
+    def apply(self, request: Request, arrived_s: float, queued_s: float) -> Request:
+        if self.queue_s is None and self.request_s is None:
+            return request
+        return replace(
+            request,
+            start_by_s=None if self.queue_s is None else queued_s + self.queue_s,
+            finish_by_s=None if self.request_s is None else arrived_s + self.request_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +135,30 @@ class Incomplete(Exception):
 
 
 class Generator:
-    def __init__(self, source: TokenSource, tokenizer: Tokenizer, metrics: Metrics) -> None:
+    def __init__(
+        self, source: TokenSource, tokenizer: Tokenizer, metrics: Metrics, time_limits: TimeLimits | None = None
+    ) -> None:
         self._source = source
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._time_limits = time_limits or TimeLimits()
 
     async def stream(self, valid: ValidRequest, arrived_s: float) -> AsyncGenerator[Piece, None]:
         """One piece a token. Closing it ends the sequence at once.
 
         Args:
             arrived_s: time.monotonic() when the request came.
-        Raises: GenerationError, Incomplete.
+        Raises: GenerationError, QueueTimeout, RequestTimeout, Incomplete.
         """
         queued_s = time.monotonic()
         self._metrics.request_input_length.observe(valid.input_length)
         self._metrics.request_max_new_tokens.observe(valid.request.max_new_tokens)
+        request = self._time_limits.apply(valid.request, arrived_s, queued_s)
         transcript = Transcript(self._tokenizer, valid)
         prefill: Sequence[PromptToken] = ()
         try:
             # Leaving the block with a stop string found closes the source, which releases the sequence.
-            async with aclosing(self._source.submit(valid.request)) as events:
+            async with aclosing(self._source.submit(request)) as events:
                 async for event in events:
                     token = transcript.push(event)
                     top_tokens = self._top_tokens(event) if event.top_tokens else ()
@@ -141,6 +172,10 @@ class Generator:
                     raise Incomplete
         except GenerationFailed as error:
             raise GenerationError(str(error)) from error
+        except NotStartedInTime:
+            raise QueueTimeout(self._time_limits.queue_s or 0.0) from None
+        except NotFinishedInTime:
+            raise RequestTimeout(self._time_limits.request_s or 0.0) from None
         ending = Ending(
             finish_reason=transcript.finish_reason,
             generated_text=transcript.generated_text(),
@@ -154,7 +189,7 @@ class Generator:
         yield Piece(token, top_tokens, ending)
 
     async def generate(self, valid: ValidRequest, arrived_s: float) -> Answer:
-        """The whole sequence. Raises GenerationError, Incomplete."""
+        """The whole sequence. Raises as `stream` does."""
         tokens: list[Token] = []
         top_tokens: list[Sequence[Token]] = []
         async with aclosing(self.stream(valid, arrived_s)) as pieces:
@@ -167,7 +202,7 @@ class Generator:
     async def generate_best_of(self, valid: ValidRequest, num_sequences: int, arrived_s: float) -> list[Answer]:
         """Several sequences, each with its own seed: the one with the highest mean logprob, then the others in order.
 
-        Raises: GenerationError, Incomplete, as soon as one of them fails; the others end with it.
+        Raises: as `stream` does, as soon as one of them fails; the others end with it.
         """
         sampling = valid.request.sampling
         seeds = [sampling.seed, *(random_seed() for _ in range(num_sequences - 1))]

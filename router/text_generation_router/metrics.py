@@ -40,13 +40,13 @@ class Histogram:
         self._counts: dict[str, list[int]] = {}  # by label value, one count a bucket, not cumulative
         self._sums: dict[str, float] = {}
 
-    def observe(self, value: float, label_value: str = "") -> None:
+    def observe(self, value: float, label_value: str = "", times: int = 1) -> None:
         counts = self._counts.get(label_value)
         if counts is None:
             counts = self._counts[label_value] = [0] * (len(self._bounds) + 1)
             self._sums[label_value] = 0.0
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[label_value] += value
+        counts[bisect_left(self._bounds, value)] += times
+        self._sums[label_value] += value * times
 
     def lines(self) -> Iterator[str]:
         if self._counts:
@@ -87,29 +87,59 @@ class Metrics:
         self.request_max_new_tokens = amount("tgi_request_max_new_tokens", "Most tokens to generate", total_bounds)
         self.request_generated_tokens = amount("tgi_request_generated_tokens", "Generated tokens", total_bounds)
 
-        self.batch_next_size = amount("tgi_batch_next_size", "Rows of steps that compute prompts", range(1, 1025))
+        self.request_inter_token_duration = seconds("tgi_request_inter_token_duration", "A token to the next one")
+
+        self.batch_next_size = amount("tgi_batch_next_size", "Sequences that entered with one step", range(1, 1025))
+        self.batch_concat = counter("tgi_batch_concat", "Steps by which sequences joined running ones", "reason")
         self.batch_inference_count = counter("tgi_batch_inference_count", "Steps sent to the shards", "method")
         self.batch_inference_success = counter("tgi_batch_inference_success", "Steps answered", "method")
         self.batch_inference_failure = counter("tgi_batch_inference_failure", "Steps failed", "method")
-        self.batch_inference_duration = seconds("tgi_batch_inference_duration", "Step, sent to answered", "method")
+        self.batch_inference_duration = seconds("tgi_batch_inference_duration", "Step, planned to answered", "method")
         self.batch_forward_duration = seconds("tgi_batch_forward_duration", "Step, inside the model", "method")
         self.batch_decode_duration = seconds("tgi_batch_decode_duration", "Step, inside sampling", "method")
+        self.batch_filter_duration = seconds(
+            "tgi_batch_filter_duration", "Step, taking tokens in and ended sequences out", "method"
+        )
+        self.batch_concat_duration = seconds(
+            "tgi_batch_concat_duration", "Planning and sending a step by which sequences joined running ones", "method"
+        )
+        # Where a step's time goes; the four overlap when steps are sent ahead.
+        self.step_plan_duration = seconds("tgi_step_plan_duration", "Step, choosing rows and blocks")
+        self.step_wire_duration = seconds("tgi_step_wire_duration", "Step, between router and shards")
+        self.step_device_duration = seconds("tgi_step_device_duration", "Step, inside model and sampling")
+        self.step_text_duration = seconds("tgi_step_text_duration", "Step, making text and events of its tokens")
+        self._num_tokens = 0
 
     def step_finished(self, timing: StepTiming) -> None:
-        """For `Replica.on_step`."""
+        """For `Replica.observer`, as the next three."""
         method = "prefill" if timing.is_prefill else "decode"
         self.batch_inference_count.add(method)
         self.batch_inference_success.add(method)
         self.batch_inference_duration.observe(timing.total_s, method)
         self.batch_forward_duration.observe(timing.forward_s, method)
         self.batch_decode_duration.observe(timing.sample_s, method)
-        if timing.is_prefill:
-            self.batch_next_size.observe(timing.num_rows)
+        self.batch_filter_duration.observe(timing.complete_s, method)
+        if timing.num_admitted:
+            self.batch_next_size.observe(timing.num_admitted)
+        if timing.joined:
+            # TGI's word for what always happens here: prompts share a step's budget with running sequences.
+            self.batch_concat.add("chunking")
+            self.batch_concat_duration.observe(timing.plan_s + timing.encode_s, "decode")
+        self.step_plan_duration.observe(timing.plan_s)
+        self.step_wire_duration.observe(timing.encode_s + timing.wire_s)
+        self.step_device_duration.observe(timing.forward_s + timing.sample_s)
+        self._num_tokens += timing.num_sampled
 
     def step_failed(self, *, is_prefill: bool) -> None:
         method = "prefill" if is_prefill else "decode"
         self.batch_inference_count.add(method)
         self.batch_inference_failure.add(method)
+
+    def tokens_delivered(self, gap_s: float, count: int) -> None:
+        self.request_inter_token_duration.observe(gap_s, times=count)
+
+    def text_finished(self, duration_s: float) -> None:
+        self.step_text_duration.observe(duration_s)
 
     def render(self, stats: SchedulerStats, *, max_batch_total_tokens: int) -> bytes:
         """The page of /metrics."""
@@ -118,6 +148,7 @@ class Metrics:
             lines.extend(counter.lines())
         for histogram in self._histograms:
             lines.extend(histogram.lines())
+        lines.extend(_skipped_tokens_lines(self._num_tokens))
         lines.extend(_stats_lines(stats, max_batch_total_tokens))
         return ("\n".join(lines) + "\n").encode()
 
@@ -133,13 +164,25 @@ class Metrics:
         return self._histograms[-1]
 
 
+def _skipped_tokens_lines(num_tokens: int) -> Iterator[str]:
+    """Tokens that speculation won, for each one made: none, since each is sampled by a step of its own."""
+    name = "tgi_request_skipped_tokens"
+    if num_tokens:
+        yield from _heading(name, "Tokens won by speculation with each token", "summary")
+        for quantile in ("0", "0.5", "0.9", "0.95", "0.99", "0.999", "1"):
+            yield f'{name}{{quantile="{quantile}"}} 0'
+        yield f"{name}_sum 0"
+        yield f"{name}_count {num_tokens}"
+
+
 def _stats_lines(stats: SchedulerStats, max_batch_total_tokens: int) -> Iterator[str]:
     for name, help, kind, value in (
         ("tgi_queue_size", "Sequences waiting", "gauge", stats.waiting),
         ("tgi_batch_current_size", "Sequences running", "gauge", stats.running),
-        ("tgi_batch_current_max_tokens", "Tokens of running sequences", "gauge", stats.running_tokens),
+        ("tgi_batch_current_max_tokens", "Most tokens of running sequences", "gauge", stats.running_max_tokens),
         ("tgi_batch_max_total_tokens", "Tokens that the KV cache holds", "gauge", max_batch_total_tokens),
         ("tgi_kv_blocks", "Blocks of the KV cache", "gauge", stats.blocks.total),
+        ("tgi_kv_blocks_used", "Blocks of running sequences", "gauge", stats.blocks.owned),
         ("tgi_kv_blocks_free", "Blocks that hold nothing", "gauge", stats.blocks.free),
         ("tgi_kv_blocks_cached", "Blocks kept for prompts that begin alike", "gauge", stats.blocks.cached),
         ("tgi_prefix_cache_hit_tokens", "Prompt tokens found in the cache", "counter", stats.prefix_hit_tokens),

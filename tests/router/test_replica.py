@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from text_generation_router.replica import Replica, StepTiming
-from text_generation_router.scheduling.request import GenerationFailed, Request, TokenEvent
+from text_generation_router.replica import NoObserver, Replica, StepTiming
+from text_generation_router.scheduling.request import (
+    GenerationFailed,
+    NotFinishedInTime,
+    NotStartedInTime,
+    Request,
+    TokenEvent,
+)
 from text_generation_router.shard_client import ShardError, ShardGroup, WarmupLimits
 
 from tests.support.scripted_shard import ScriptedShard
@@ -177,18 +184,166 @@ def test_health_is_a_real_token_when_idle(tmp_path: Path) -> None:
     run(test)
 
 
+class Watcher(NoObserver):
+    def __init__(self) -> None:
+        self.timings: list[StepTiming] = []
+        self.failed: list[bool] = []
+        self.gaps: list[tuple[float, int]] = []
+        self.texts: list[float] = []
+
+    def step_finished(self, timing: StepTiming) -> None:
+        self.timings.append(timing)
+
+    def step_failed(self, *, is_prefill: bool) -> None:
+        self.failed.append(is_prefill)
+
+    def tokens_delivered(self, gap_s: float, count: int) -> None:
+        self.gaps.append((gap_s, count))
+
+    def text_finished(self, duration_s: float) -> None:
+        self.texts.append(duration_s)
+
+
 def test_every_step_is_timed(tmp_path: Path) -> None:
-    shard = ScriptedShard(str(tmp_path / "s-0"))
-    timings: list[StepTiming] = []
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.01)
+    watcher = Watcher()
 
     async def test() -> None:
         async with running(shard) as replica:
-            replica.on_step = timings.append
+            replica.observer = watcher
+            began_s = time.monotonic()
             await collect(replica, Request((1, 2, 3), 4))
+            # The shard says nothing of its own time, so all of it counts as the wire's; but nothing counts twice.
+            assert sum(step.wire_s for step in watcher.timings) <= time.monotonic() - began_s
 
     run(test)
-    assert [timing.is_prefill for timing in timings[:4]] == [True, False, False, False]
-    assert all(timing.total_s > 0 for timing in timings)
+    first, *others = watcher.timings[:4]
+    assert (first.is_prefill, first.num_admitted, first.num_sampled, first.joined) == (True, 1, 1, False)
+    assert all((step.is_prefill, step.num_admitted, step.num_rows) == (False, 0, 1) for step in others)
+    for step in watcher.timings:
+        assert step.total_s >= 0.01
+        assert step.total_s >= step.plan_s + step.encode_s
+        assert step.wire_s > 0.005
+    assert sum(count for _, count in watcher.gaps) == 3
+    assert all(gap_s > 0.005 for gap_s, _ in watcher.gaps)
+
+
+def test_readers_work_is_timed_once_a_step(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.005)
+    watcher = Watcher()
+
+    async def read_slowly(replica: Replica, first: int) -> None:
+        async for _ in replica.submit(Request((first,), 3)):
+            time.sleep(0.01)  # noqa: ASYNC251 - work that holds the loop, as making text does
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            replica.observer = watcher
+            await asyncio.gather(*(read_slowly(replica, first) for first in range(3)))
+
+    run(test)
+    assert sum(watcher.texts) >= 9 * 0.01
+    assert len(watcher.texts) <= len(watcher.timings)
+
+
+def test_sequence_that_comes_later_joins(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.005)
+    watcher = Watcher()
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            replica.observer = watcher
+            async with aclosing(replica.submit(Request((1, 2, 3), 150))) as events:
+                async for _ in events:
+                    break
+                await collect(replica, Request((9,), 3))
+
+    run(test)
+    assert [step.num_admitted for step in watcher.timings if step.joined] == [1]
+    # A prompt of one token is a prompt all the same.
+    assert [step.is_prefill for step in watcher.timings if step.num_admitted] == [True, True]
+
+
+def test_steps_in_flight_when_the_shard_ends_are_failures(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), fail_at_step=4)
+    watcher = Watcher()
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            replica.observer = watcher
+            with pytest.raises(GenerationFailed):
+                await collect(replica, Request((1,), 50))
+
+    run(test)
+    assert watcher.failed
+    assert not any(watcher.failed)
+    assert len(watcher.timings) == 4
+
+
+def test_health_checks_leave_no_trace_in_metrics(tmp_path: Path) -> None:
+    """G44."""
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.02)
+    watcher = Watcher()
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            replica.observer = watcher
+            check = asyncio.create_task(replica.check_health())
+            while not check.done():
+                stats = replica.stats()
+                assert (stats.running, stats.waiting) == (0, 0)
+                await asyncio.sleep(0.001)
+            assert await check
+
+    run(test)
+    assert shard.model.num_steps >= 1
+    assert (watcher.timings, watcher.gaps, watcher.texts) == ([], [], [])
+
+
+def test_health_checks_at_once_share_one_token(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.02)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            assert all(await asyncio.gather(*(replica.check_health() for _ in range(50))))
+            assert shard.model.num_steps == 1
+
+    run(test)
+
+
+def test_request_that_may_not_wait_is_refused_when_it_has_waited(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), num_blocks=4, block_size=4, step_s=0.005)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            async with aclosing(replica.submit(Request(tuple(range(12)), 3))) as events:
+                first = asyncio.create_task(anext(events))
+                await asyncio.sleep(0)
+                blocked = Request(tuple(range(20, 32)), 2, start_by_s=time.monotonic() + 0.01)
+                with pytest.raises(NotStartedInTime):
+                    await collect(replica, blocked)
+                await first
+            assert replica.stats().waiting == 0
+            assert len(await collect(replica, Request((1,), 2, start_by_s=time.monotonic() + 5))) == 2
+
+    run(test)
+
+
+def test_request_that_takes_too_long_gives_back_what_it_holds_although_nobody_reads(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), step_s=0.005)
+
+    async def test() -> None:
+        async with running(shard) as replica:
+            events = replica.submit(Request((1,), 150, finish_by_s=time.monotonic() + 0.1))
+            await anext(events)
+            await asyncio.sleep(0.15)
+            stats = replica.stats()
+            assert (stats.running, stats.waiting, stats.blocks.owned) == (0, 0, 0)
+            with pytest.raises(NotFinishedInTime):
+                async for _ in events:
+                    pass
+
+    run(test)
 
 
 def test_other_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.api.answers import JsonResponse
 from text_generation_router.api.disconnect import ClientDisconnected
-from text_generation_router.errors import InternalError, Overloaded, RequestError, ShuttingDown
+from text_generation_router.errors import InternalError, Overloaded, QueueTimeout, RequestError, ShuttingDown
 
 _SLASHES = re.compile("/{2,}")
 
@@ -36,7 +36,7 @@ class FrontDoor:
 def add_error_handlers(app: FastAPI) -> None:
     async def request_error(request: Request, error: Exception) -> Response:
         known = error if isinstance(error, RequestError) else InternalError()
-        headers = {"retry-after": "1"} if isinstance(known, Overloaded | ShuttingDown) else None
+        headers = {"retry-after": "1"} if isinstance(known, Overloaded | QueueTimeout | ShuttingDown) else None
         return _error(known.status, str(known), known.error_type, headers)
 
     async def http_error(request: Request, error: Exception) -> Response:

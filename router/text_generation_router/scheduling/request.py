@@ -46,6 +46,9 @@ class Request:
     sampling: SamplingParameters = SamplingParameters()
     top_n_tokens: int = 0
     prompt_logprobs: bool = False  # also keeps the request from reusing cached prefixes
+    # Moments of time.monotonic() by which it must have been put into a step, and have ended; None: whenever.
+    start_by_s: float | None = None
+    finish_by_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,11 @@ class Constraint(Protocol):
 
 class GenerationFailed(Exception):
     """The shards failed while this sequence was queued or running. The message is for the client."""
+
+
+class NotStartedInTime(Exception):
+    """A sequence was still queued at its `start_by_s`."""
+
+
+class NotFinishedInTime(Exception):
+    """A sequence had not ended at its `finish_by_s`."""

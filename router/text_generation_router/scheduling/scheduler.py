@@ -44,6 +44,7 @@ class SchedulerStats:
     preemptions: int  # since start
     prefix_hit_tokens: int  # since start; prompt tokens that were not computed because they were cached
     running_tokens: int  # tokens known of running sequences
+    running_max_tokens: int  # that they may have in the end
 
 
 @dataclass(slots=True)
@@ -120,6 +121,9 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
             running_tokens=sum(sequence.num_known_tokens for sequence in self._running),
+            running_max_tokens=sum(
+                sequence.num_prompt_tokens + sequence.request.max_new_tokens for sequence in self._running
+            ),
         )
 
     @property
