@@ -1,6 +1,7 @@
 # One command each. Every target makes .venv by itself; PYTHON chooses the interpreter it is made from.
 PYTHON ?= python3
 PORT ?= 8080
+PROTO_OUT ?= proto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -8,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What pip leaves uncompiled (below) is compiled by the first program that imports it, and must then be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check format bench proto wheel clean
+.PHONY: run test clients check format bench proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -16,6 +17,10 @@ run: $(STAMP)
 # OMP_NUM_THREADS: two OpenMP programs on two cores stall each other, and the tests start several processes.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+# The environments of the client libraries that tests/clients talks through; the tests make them too, if they are missing.
+clients: $(STAMP)
+	$(BIN)/python -m tests.support.client_envs
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -30,8 +35,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 proto: $(STAMP)
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto \
-	    proto/text_generation_proto/generate.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
+	    --grpc_python_out=$(PROTO_OUT) proto/text_generation_proto/generate.proto
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel --no-isolation $(ARGS)
@@ -44,4 +49,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-clients dist build .mypy_cache .ruff_cache .pytest_cache

@@ -123,7 +123,13 @@ def _save_bin(state: dict[str, Any], folder: Path, parts: int) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def make_tokenizer(folder: Path, *, vocab_size: int = DEFAULT_VOCAB_SIZE, add_bos: bool = False) -> Path:
+def make_tokenizer(
+    folder: Path,
+    *,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    add_bos: bool = False,
+    training_text: str = _TRAINING_TEXT,
+) -> Path:
     """Write a byte-level BPE tokenizer that can encode any text, with its chat template and generation_config.json.
 
     Ids: 0 <unk>, 1 <s>, 2 </s>, 3 <pad>, then the 256 bytes, then merges.
@@ -133,6 +139,7 @@ def make_tokenizer(folder: Path, *, vocab_size: int = DEFAULT_VOCAB_SIZE, add_bo
         vocab_size: 259 has no <pad> and no merges, 260 no merges; at most about 400, where the training text is
             used up.
         add_bos: encoding with special tokens then begins with <s>.
+        training_text: what the merges are learned from.
     Returns: `folder`.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -149,7 +156,7 @@ def make_tokenizer(folder: Path, *, vocab_size: int = DEFAULT_VOCAB_SIZE, add_bo
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([_TRAINING_TEXT], trainer)
+    tokenizer.train_from_iterator([training_text], trainer)
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BOS_ID)]
