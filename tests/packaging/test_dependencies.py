@@ -1,0 +1,133 @@
+"""What pyproject.toml asks for is what the code imports, and an Arm host finds wheels for all of it."""
+
+from __future__ import annotations
+
+import ast
+import email
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = [
+    path
+    for package in ("proto", "cli", "launcher", "router", "server", "kernels")
+    for path in sorted((ROOT / package).rglob("*.py"))
+]
+# Needed at run time by a library that does not ask for them itself.
+NEEDED_BY_OTHERS = {
+    "httptools": "uvicorn, to read HTTP",
+    "sentencepiece": "transformers, to read tokenizer.model",
+}
+PYTHONS = ("3.10", "3.11")
+
+
+@pytest.fixture(scope="module")
+def requirements(wheel: Path) -> list[Requirement]:
+    """Of the wheel, not of an installation that may be older than pyproject.toml."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(path))
+    return [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+
+
+@pytest.fixture(scope="module")
+def run_time(requirements: list[Requirement]) -> dict[str, Requirement]:
+    """By name, without those of the extras."""
+    return {canonicalize_name(need.name): need for need in requirements if "extra" not in str(need.marker)}
+
+
+def imported() -> set[str]:
+    """Distributions of the third-party modules that our packages import."""
+    modules: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                modules.add(node.module.partition(".")[0])
+    third_party = {module for module in modules - sys.stdlib_module_names if not module.startswith("text_generation_")}
+    distributions = packages_distributions()
+    return {canonicalize_name(distributions.get(module, [module])[0]) for module in third_party}
+
+
+def test_every_import_is_a_declared_dependency(run_time: dict[str, Requirement]) -> None:
+    assert imported() - run_time.keys() == set()
+
+
+def test_every_declared_dependency_is_imported_or_needed_by_another(run_time: dict[str, Requirement]) -> None:
+    assert run_time.keys() - imported() == NEEDED_BY_OTHERS.keys()
+
+
+def test_every_constraint_is_for_something_asked_for(requirements: list[Requirement]) -> None:
+    asked_for = {canonicalize_name(need.name) for need in requirements}
+    pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert {canonicalize_name(Requirement(line).name) for line in pinned if line} <= asked_for
+
+
+def on_arm(python: str) -> list[str]:
+    """pip's options for wheels of an Arm host, whatever runs pip.
+
+    pip evaluates markers for the Python that it runs in all the same.
+    """
+    platforms = ("manylinux_2_28_aarch64", "manylinux2014_aarch64")
+    options = ["--only-binary=:all:", "--python-version", python, "--disable-pip-version-check"]
+    return options + [word for platform in platforms for word in ("--platform", platform)]
+
+
+@pytest.fixture(scope="module")
+def resolutions(
+    run_time: dict[str, Requirement], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
+    """pip, resolving everything but torch for each of PYTHONS; all at once, since it mostly waits."""
+    wanted = [str(need) for name, need in run_time.items() if name != "torch"]
+    running: dict[str, subprocess.Popen[str]] = {}
+    for python in PYTHONS:
+        folder = tmp_path_factory.mktemp("target")
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *on_arm(python)]
+        running[python] = subprocess.Popen(
+            [*command, "--ignore-installed", "--target", str(folder), *wanted],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    yield running
+    for process in running.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_arm_hosts_find_wheels(
+    resolutions: Mapping[str, subprocess.Popen[str]], run_time: dict[str, Requirement], python: str
+) -> None:
+    report, errors = resolutions[python].communicate(timeout=200)
+    assert resolutions[python].returncode == 0, errors
+    found = {canonicalize_name(item["metadata"]["name"]): item for item in json.loads(report)["install"]}
+    assert run_time.keys() - {"torch"} <= found.keys()
+    files = [item["download_info"]["url"].rpartition("/")[2] for item in found.values()]
+    assert all(file.endswith(("aarch64.whl", "none-any.whl")) for file in files), files
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_arm_hosts_find_torch(run_time: dict[str, Requirement], python: str) -> None:
+    """Without what torch asks for itself: on Arm its newest wheels want CUDA, and an Ascend host takes the CPU build
+    that its CANN names. Only the index is asked, since a resolution would fetch the whole wheel.
+    """
+    command = [sys.executable, "-m", "pip", "index", "versions", *on_arm(python), "torch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("Available versions:"))
+    versions = line.partition(":")[2].replace(" ", "").split(",")
+    # The oldest that we allow is there too, for hosts that are tied to it.
+    assert Version("2.1.0") in set(map(Version, versions))
+    assert any(run_time["torch"].specifier.contains(version) for version in versions)
