@@ -64,7 +64,10 @@ async def run(url: str, prompts: list[str], max_new_tokens: int) -> Run:
 
 def main() -> None:
     order = json.load(sys.stdin)
-    print(asyncio.run(run(order["url"], order["prompts"], order["max_new_tokens"])).to_json())
+    try:
+        print(asyncio.run(run(order["url"], order["prompts"], order["max_new_tokens"])).to_json())
+    except (LoadError, OSError, asyncio.IncompleteReadError) as error:
+        sys.exit(f"{order['url']}: {error}")
 
 
 if __name__ == "__main__":

@@ -50,15 +50,18 @@ def serving(model: Path, launcher_options: Sequence[str]) -> Iterator[str]:
 
 
 def run_load(url: str, prompts: Sequence[Prompt], max_new_tokens: int) -> Run:
-    """One run of the load generator, in a process of its own."""
+    """One run of the load generator, in a process of its own. Raises LoadError with what it said."""
     order = {"url": url, "prompts": [prompt.text for prompt in prompts], "max_new_tokens": max_new_tokens}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.load"],
-        input=json.dumps(order).encode(),
-        stdout=subprocess.PIPE,
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
         cwd=ROOT,
-        check=True,
+        check=False,
     )
+    if done.returncode != 0:
+        raise LoadError(done.stderr.strip())
     return Run.from_json(done.stdout)
 
 
@@ -74,7 +77,10 @@ class Peer:
         order = {"prompt_ids": [prompt.ids for prompt in prompts], "max_new_tokens": max_new_tokens}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return Run.from_json(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise LoadError(f"transformers ended with status {self._process.wait()}, perhaps for want of memory")
+        return Run.from_json(answer)
 
 
 @contextmanager
