@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from text_generation_cli import __version__
 
 from text_generation_router.admission import Gate
+from text_generation_router.api.cors import Cors
 from text_generation_router.api.front_door import FrontDoor, add_error_handlers
 from text_generation_router.api.generate import GenerationService, add_generate_routes
-from text_generation_router.api.openapi import document
+from text_generation_router.api.openapi import REQUEST_MODELS, document
 from text_generation_router.api.operations import add_operation_routes, add_tokenize_route
 from text_generation_router.api.schema import Info
-from text_generation_router.generation import Generator
+from text_generation_router.auth import ApiKeyGuard
+from text_generation_router.compat import compat_for
+from text_generation_router.generation import Generator, TimeLimits
 from text_generation_router.metrics import Metrics
+from text_generation_router.openai.routes import OPENAI_REQUEST_MODELS, add_openai_routes
+from text_generation_router.openai.service import OpenAiService
+from text_generation_router.openai.templates import ChatTemplates
 from text_generation_router.replica import Replica
 from text_generation_router.settings import RouterSettings
 from text_generation_router.tokenizer import Tokenizer
@@ -28,7 +33,7 @@ TGI_VERSION = "3.3.6"
 class App:
     """The ASGI application. `close` and `wait_idle` are for an orderly end."""
 
-    def __init__(self, app: FrontDoor, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, metrics: Metrics) -> None:
         self._app = app
         self._gate = gate
         self.metrics = metrics
@@ -45,14 +50,13 @@ class App:
         await self._gate.wait_idle()
 
 
-def build_app(
-    settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, *, compute_type: str | None = None
-) -> App:
-    """Serve a replica that has warmed up. Watches it from then on.
-
-    Args:
-        compute_type: of the header x-compute-type; None: worked out from the shards' device.
-    """
+def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, templates: ChatTemplates) -> App:
+    """Serve a replica that has warmed up. Watches it from then on."""
+    compat = compat_for(
+        settings.compat,
+        prefill_logprobs=settings.enable_prefill_logprobs,
+        from_hub=bool(replica.info.model_sha),
+    )
     limits = Limits(
         max_best_of=settings.max_best_of,
         max_stop_sequences=settings.max_stop_sequences,
@@ -60,6 +64,7 @@ def build_app(
         max_input_tokens=settings.max_input_tokens or replica.max_total_tokens - 1,
         max_total_tokens=replica.max_total_tokens,
         vocab_size=replica.info.vocab_size,
+        max_counted_new_tokens=compat.max_counted_new_tokens,
     )
     metrics = Metrics(max_input_tokens=limits.max_input_tokens, max_total_tokens=limits.max_total_tokens)
     replica.observer = metrics
@@ -67,10 +72,17 @@ def build_app(
     service = GenerationService(
         gate=gate,
         validator=Validator(tokenizer, limits),
-        generator=Generator(replica, tokenizer, metrics),
+        generator=Generator(
+            replica,
+            tokenizer,
+            metrics,
+            TimeLimits(queue_s=settings.queue_timeout_s, request_s=settings.request_timeout_s),
+            log_text=settings.log_prompts,
+        ),
         metrics=metrics,
         payload_limit=settings.payload_limit,
-        compute_type=compute_type or _compute_type(replica),
+        compute_type=settings.compute_type or _compute_type(replica),
+        compat=compat,
     )
 
     def metrics_page() -> bytes:
@@ -85,19 +97,26 @@ def build_app(
         openapi_url="/api-doc/openapi.json",
         redirect_slashes=False,
     )
-    app.openapi = document(app)  # type: ignore[method-assign]
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=settings.cors_allow_origin or ("*",),
-        allow_methods=("GET", "POST"),
-        allow_headers=("content-type", "authorization"),
-    )
+    app.openapi = document(app, (*REQUEST_MODELS, *OPENAI_REQUEST_MODELS))  # type: ignore[method-assign]
     add_error_handlers(app)
-    add_generate_routes(app, service)
-    add_operation_routes(app, gate, _info(settings, replica, limits), replica.check_health, metrics_page)
+    answer_generate = add_generate_routes(app, service)
+    info = _info(settings, replica, limits)
+    add_operation_routes(app, gate, info, replica.check_health, metrics_page)
+    openai_service = OpenAiService(
+        generation=service,
+        templates=templates,
+        tokenizer=tokenizer,
+        served_model=info.model_id,
+        fingerprint=f"{TGI_VERSION}-native",
+        max_client_batch_size=settings.max_client_batch_size,
+    )
+    add_openai_routes(app, openai_service, answer_generate)
     add_tokenize_route(app, gate, tokenizer, settings.payload_limit)
     add_ui_route(app)
-    return App(FrontDoor(app), gate, metrics)
+    door: ASGIApp = FrontDoor(app)
+    if settings.api_key is not None:
+        door = ApiKeyGuard(door, settings.api_key)
+    return App(Cors(door, settings.cors_allow_origin), gate, metrics)
 
 
 def _compute_type(replica: Replica) -> str:

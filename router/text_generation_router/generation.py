@@ -136,12 +136,20 @@ class Incomplete(Exception):
 
 class Generator:
     def __init__(
-        self, source: TokenSource, tokenizer: Tokenizer, metrics: Metrics, time_limits: TimeLimits | None = None
+        self,
+        source: TokenSource,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        time_limits: TimeLimits | None = None,
+        *,
+        log_text: bool = False,
     ) -> None:
+        """`log_text`: prompts and answers are written to the log, which they are nowhere else."""
         self._source = source
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._time_limits = time_limits or TimeLimits()
+        self._log_text = log_text
 
     async def stream(self, valid: ValidRequest, arrived_s: float) -> AsyncGenerator[Piece, None]:
         """One piece a token. Closing it ends the sequence at once.
@@ -185,7 +193,7 @@ class Generator:
             prefill=prefill,
             timings=Timings(arrived_s, queued_s, event.started_s, time.monotonic()),
         )
-        self._record(ending)
+        self._record(valid, ending)
         yield Piece(token, top_tokens, ending)
 
     async def generate(self, valid: ValidRequest, arrived_s: float) -> Answer:
@@ -239,7 +247,7 @@ class Generator:
             for token_id, logprob in zip(valid.request.token_ids, logprobs, strict=True)
         ]
 
-    def _record(self, ending: Ending) -> None:
+    def _record(self, valid: ValidRequest, ending: Ending) -> None:
         timings, metrics = ending.timings, self._metrics
         metrics.request_success.add()
         metrics.request_duration.observe(timings.total_s)
@@ -248,6 +256,9 @@ class Generator:
         metrics.request_inference_duration.observe(timings.inference_s)
         metrics.request_mean_time_per_token_duration.observe(ending.time_per_token_s)
         metrics.request_generated_tokens.observe(ending.generated_tokens)
+        text: dict[str, str] = {}
+        if self._log_text:
+            text = {"prompt": self._tokenizer.decode(valid.request.token_ids), "answer": ending.generated_text}
         logger.info(
             "Success",
             extra={
@@ -257,5 +268,6 @@ class Generator:
                 "inference_time": f"{timings.inference_s:.6f}s",
                 "time_per_token": f"{ending.time_per_token_s:.6f}s",
                 "seed": ending.seed,
+                **text,
             },
         )

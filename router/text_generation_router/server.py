@@ -18,6 +18,8 @@ import uvicorn
 from text_generation_cli.ready import report_ready
 
 from text_generation_router.app import App, build_app
+from text_generation_router.connections import server_config
+from text_generation_router.openai.templates import ChatTemplateFileError, ChatTemplates
 from text_generation_router.replica import Replica
 from text_generation_router.settings import RouterSettings
 from text_generation_router.shard_client import ShardError, ShardGroup, WarmupLimits
@@ -58,10 +60,7 @@ async def serve(settings: RouterSettings) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     replica, app, listener = starting.result()
-    config = uvicorn.Config(
-        app, loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False, backlog=_BACKLOG
-    )
-    server = _Server(config)
+    server = _Server(server_config(app, backlog=_BACKLOG))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]
     logger.info("Connected")
@@ -80,7 +79,7 @@ async def serve(settings: RouterSettings) -> int:
 async def _start(settings: RouterSettings) -> tuple[Replica, App, socket.socket]:
     if settings.folder is None:
         raise StartError("no model: name its folder with --tokenizer-name")
-    tokenizer = _load_tokenizer(settings)
+    tokenizer, templates = _load_tokenizer(settings), _load_templates(settings)
     max_sequences = settings.max_batch_size or settings.max_concurrent_requests
     try:
         shards = await ShardGroup.connect(settings.master_shard_uds_path)
@@ -98,17 +97,29 @@ async def _start(settings: RouterSettings) -> tuple[Replica, App, socket.socket]
     except ShardError as error:
         raise StartError(str(error)) from None
     _check_limits(settings, replica)
+    if settings.log_prompts:
+        logger.warning("--log-prompts is on: prompts and answers are written to this log")
     limits = replica.limits
     logger.info("Maximum total tokens: %d, a prompt and its answer", limits.max_total_tokens)
     logger.info("Maximum tokens of a step: %d", limits.max_batch_prefill_tokens)
     logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)
-    return replica, build_app(settings, replica, tokenizer), _listen(settings)
+    return replica, build_app(settings, replica, tokenizer, templates), _listen(settings)
 
 
 def _load_tokenizer(settings: RouterSettings) -> Tokenizer:
     try:
         return Tokenizer.from_folder(Path(settings.folder or ""), num_workers=settings.validation_workers)
     except TokenizerError as error:
+        raise StartError(str(error)) from None
+
+
+def _load_templates(settings: RouterSettings) -> ChatTemplates:
+    config_path = settings.tokenizer_config_path
+    try:
+        return ChatTemplates.from_folder(
+            Path(settings.folder or ""), None if config_path is None else Path(config_path)
+        )
+    except ChatTemplateFileError as error:
         raise StartError(str(error)) from None
 
 

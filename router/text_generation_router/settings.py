@@ -28,8 +28,7 @@ class RouterSettings:
     revision: str | None = option(default=None, help="branch, tag or commit of the model on its hub")
     tokenizer_config_path: str | None = option(
         default=None,
-        help="file to take the chat template from instead of the model's tokenizer_config.json",
-        no_effect="chat templates are not served yet",
+        help="tokenizer_config.json, or .jinja file, whose chat template goes before those in the model's folder",
     )
     trust_remote_code: bool = option(default=False, help="allow code from the model's repository")
 
@@ -46,9 +45,7 @@ class RouterSettings:
     max_total_tokens: int | None = option(
         default=None, minimum=1, help="longest prompt with its answer; unset: what the model and the memory allow"
     )
-    max_client_batch_size: int = option(
-        default=4, minimum=0, help="most prompts in one /v1/completions", no_effect="/v1/completions is not served yet"
-    )
+    max_client_batch_size: int = option(default=4, minimum=0, help="most prompts in one /v1/completions")
     payload_limit: int = option(default=2_000_000, minimum=0, help="largest request body, in bytes")
     max_image_fetch_size: int = option(
         default=1 << 30, minimum=0, help="largest image fetched, in bytes", no_effect="images are not served"
@@ -110,7 +107,20 @@ class RouterSettings:
         choices=("default", "v3", "0.9"),
         variables=("TGI_COMPAT",),
         help="generation of TGI whose answers to imitate where the generations differ",
-        no_effect="there is one set of answers as yet",
+    )
+    enable_prefill_logprobs: bool = option(
+        default=False,
+        aliases=("request_logprobs",),
+        help="fill `prefill` for requests that ask for it under --compat v3 too; otherwise it always is",
+    )
+    compute_type: str | None = option(
+        default=None, help="value of the header x-compute-type; unset: number and name of the devices"
+    )
+    request_timeout_s: float | None = option(
+        default=None, minimum=0.001, help="longest a request may take, in seconds; then it ends with status 504"
+    )
+    queue_timeout_s: float | None = option(
+        default=None, minimum=0.001, help="longest a request may be queued, in seconds; then it ends with status 429"
     )
     ngrok: bool = option(default=False, help="open a tunnel; not supported")
     ngrok_authtoken: str | None = option(default=None, secret=True, help="token of the tunnel; not supported")
@@ -127,12 +137,13 @@ class RouterSettings:
         default="/tmp/text-generation-server-0", internal=True, help="socket of the shard with rank 0"
     )
     json_output: bool = option(default=False, help="write log lines as JSON")
+    log_prompts: bool = option(
+        default=False, help="write prompts and answers to the log; without it no text is ever logged"
+    )
     otlp_endpoint: str | None = option(
-        default=None, help="OpenTelemetry collector", no_effect="traces are not sent yet"
+        default=None, help="OpenTelemetry collector that traces are sent to by gRPC, e.g. http://localhost:4317"
     )
-    otlp_service_name: str = option(
-        default="text-generation-inference.router", help="name in traces", no_effect="traces are not sent yet"
-    )
+    otlp_service_name: str = option(default="text-generation-inference.router", help="name in traces")
 
     @property
     def folder(self) -> str | None:

@@ -89,14 +89,14 @@ class Tokenizer:
         special = self.special_texts.get(token_id)
         if special is not None:
             return special
-        return self._decode([token_id]) if self._pieces is None else self._pieces.text(token_id)
+        return self.decode([token_id]) if self._pieces is None else self._pieces.text(token_id)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> IncrementalDetokenizer:
         """For the tokens that follow a prompt."""
         if self._pieces is not None:
             return Detokenizer(self._pieces)
         ordinary = [token_id for token_id in prompt_ids[-16:] if token_id not in self.special_texts]
-        return WindowDetokenizer(self._decode, ordinary)
+        return WindowDetokenizer(self.decode, ordinary)
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -112,7 +112,8 @@ class Tokenizer:
         except Exception as error:  # the package raises bare Exception
             raise TokenizerError(str(error)) from error
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 

@@ -7,7 +7,7 @@ tokenizer's. Knows nothing about HTTP.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from text_generation_router.errors import InvalidRequest
@@ -15,8 +15,6 @@ from text_generation_router.parameters import GenerateParameters
 from text_generation_router.scheduling.request import Request, SamplingParameters
 from text_generation_router.tokenizer import Tokenizer, TokenizerError
 
-# What TGI counts of a longer answer when it looks whether prompt and answer fit; the rest is cut off at the limit.
-_MAX_COUNTED_NEW_TOKENS = 1024
 # Below it the distribution is a single token in float32 anyway, and logits divided by it would overflow.
 _MIN_TEMPERATURE = 1e-6
 
@@ -31,6 +29,8 @@ class Limits:
     max_input_tokens: int
     max_total_tokens: int
     vocab_size: int  # of the model; a tokenizer may know more ids
+    # What counts of a longer answer when it is looked whether prompt and answer fit; the rest is cut off at the limit.
+    max_counted_new_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _not_a_share(value: float | None) -> bool:
 
 
 # Each rule: when it is broken, and what is said then. `p` is the parameters; {names} are filled in by `check_rules`.
-Rule = tuple[Callable[[GenerateParameters, Limits, str], bool], str]
+Rule = tuple[Callable[[GenerateParameters, Limits, str | Sequence[int]], bool], str]
 
 # The first two are checked before the request is counted as running, hence before everything else.
 STREAM_RULES: tuple[Rule, ...] = (
@@ -160,7 +160,9 @@ SUPPORTED_PARAMETERS: tuple[str, ...] = tuple(
 )
 
 
-def check_rules(rules: tuple[Rule, ...], parameters: GenerateParameters, limits: Limits, text: str = "") -> None:
+def check_rules(
+    rules: tuple[Rule, ...], parameters: GenerateParameters, limits: Limits, text: str | Sequence[int] = ""
+) -> None:
     """Raise InvalidRequest for the first broken rule."""
     for is_broken, message in rules:
         if is_broken(parameters, limits, text):
@@ -177,14 +179,15 @@ class Validator:
         check_rules(STREAM_RULES if stream else BEST_OF_RULES, parameters, self.limits)
 
     async def validate(
-        self, text: str, parameters: GenerateParameters, *, add_special_tokens: bool = True
+        self, inputs: str | Sequence[int], parameters: GenerateParameters, *, add_special_tokens: bool = True
     ) -> ValidRequest:
-        """Check everything else and tokenize. Raises InvalidRequest."""
-        check_rules(RULES, parameters, self.limits, text)
-        try:
-            token_ids = await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except TokenizerError as error:
-            raise InvalidRequest(f"tokenizer error {error}") from error
+        """Check everything else and tokenize. Raises InvalidRequest.
+
+        Args:
+            inputs: a text, or token ids to be taken as they are.
+        """
+        check_rules(RULES, parameters, self.limits, inputs)
+        token_ids = await self._encode(inputs, add_special_tokens) if isinstance(inputs, str) else list(inputs)
         if parameters.truncate is not None:
             token_ids = token_ids[-parameters.truncate :]
         max_new_tokens = self._check_lengths(len(token_ids), parameters.max_new_tokens)
@@ -193,10 +196,11 @@ class Validator:
                 raise InvalidRequest(message)
         if not token_ids:  # a normalizer may leave nothing of a text
             raise InvalidRequest("`inputs` cannot be empty")
-        if (largest := max(token_ids)) >= self.limits.vocab_size:
-            raise InvalidRequest(
-                f"tokenizer error token id {largest} is not one of the model's {self.limits.vocab_size}"
-            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self.limits.vocab_size:
+                raise InvalidRequest(
+                    f"tokenizer error token id {token_id} is not one of the model's {self.limits.vocab_size}"
+                )
         return ValidRequest(
             request=Request(
                 token_ids=tuple(token_ids),
@@ -209,11 +213,17 @@ class Validator:
             stop=tuple(parameters.stop or ()),
         )
 
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TokenizerError as error:
+            raise InvalidRequest(f"tokenizer error {error}") from error
+
     def _check_lengths(self, input_length: int, max_new_tokens: int | None) -> int:
         """Returns: how many tokens may be generated."""
         max_total = self.limits.max_total_tokens
         room = max(max_total - input_length, 0)
-        counted = min(room if max_new_tokens is None else max_new_tokens, _MAX_COUNTED_NEW_TOKENS)
+        counted = min(room if max_new_tokens is None else max_new_tokens, self.limits.max_counted_new_tokens)
         if input_length + counted > max_total:
             raise InvalidRequest(
                 f"`inputs` tokens + `max_new_tokens` must be <= {max_total}. "

@@ -135,8 +135,7 @@ class ServeSettings:
         default=False,
         by_environment=True,
         aliases=("request_logprobs",),
-        help="compute log-probabilities of prompts",
-        no_effect="they are computed for the requests that ask for them",
+        help="fill `prefill` for requests that ask for it under --compat v3 too; otherwise it always is",
     )
     watermark_gamma: float | None = option(
         default=None, minimum=0, maximum=1, by_environment=True, help="share of green tokens; unset: 0.5"

@@ -16,6 +16,8 @@ import httpx
 import uvicorn
 import uvloop
 from text_generation_router.app import App, build_app
+from text_generation_router.connections import server_config
+from text_generation_router.openai.templates import ChatTemplates
 from text_generation_router.replica import Replica
 from text_generation_router.settings import RouterSettings
 from text_generation_router.shard_client import ShardGroup, WarmupLimits
@@ -48,10 +50,13 @@ class RouterServer:
 
 
 @contextmanager
-def router_server(shard: ScriptedShard, tokenizer: Tokenizer, **settings: Any) -> Iterator[RouterServer]:
+def router_server(
+    shard: ScriptedShard, tokenizer: Tokenizer, templates: ChatTemplates | None = None, **settings: Any
+) -> Iterator[RouterServer]:
     """
     Args:
         shard: started and stopped here.
+        templates: none of the model's unless given.
         settings: of RouterSettings.
     """
     ready: Future[RouterServer] = Future()
@@ -63,10 +68,9 @@ def router_server(shard: ScriptedShard, tokenizer: Tokenizer, **settings: Any) -
             max_batch_prefill_tokens=64, max_sequences=128, max_total_tokens=0, max_batch_total_tokens=0
         )
         replica = await Replica.start(await ShardGroup.connect(shard.socket_path), wanted)
-        app = build_app(RouterSettings(**{"model_id": "tiny", **settings}), replica, tokenizer)
-        server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", http="httptools", log_config=None)
-        )
+        wanted_settings = RouterSettings(**{"model_id": "tiny", **settings})
+        app = build_app(wanted_settings, replica, tokenizer, templates or ChatTemplates({}, {}))
+        server = uvicorn.Server(server_config(app, host="127.0.0.1", port=0))
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)

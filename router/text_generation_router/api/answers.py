@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from text_generation_router.generation import Answer, PromptToken
 from text_generation_router.parameters import GenerateParameters
+from text_generation_router.tokenizer import TextToken
 from text_generation_router.transcript import Token
 
 
@@ -42,23 +43,34 @@ def generate_body(answers: Sequence[Answer], parameters: GenerateParameters, pro
     return body
 
 
-def timing_headers(answer: Answer) -> dict[str, str]:
-    ending = answer.ending
-    timings = ending.timings
+def timing_headers(answers: Sequence[Answer], *, compute_time_in_ms: bool = False) -> dict[str, str]:
+    """Of one sequence, or sums over several; x-compute-time is that of the one that took longest.
+
+    Args:
+        compute_time_in_ms: write x-compute-time as 0.9.4 did, not in seconds.
+    """
+    endings = [answer.ending for answer in answers]
+    timings = [ending.timings for ending in endings]
+    total_s = max(timing.total_s for timing in timings)
     return {
-        "x-compute-time": f"{timings.total_s:.6f}",
-        "x-total-time": _milliseconds(timings.total_s),
-        "x-validation-time": _milliseconds(timings.validation_s),
-        "x-queue-time": _milliseconds(timings.queue_s),
-        "x-inference-time": _milliseconds(timings.inference_s),
-        "x-time-per-token": _milliseconds(ending.time_per_token_s),
-        "x-prompt-tokens": str(ending.input_length),
-        "x-generated-tokens": str(ending.generated_tokens),
+        "x-compute-time": _milliseconds([total_s]) if compute_time_in_ms else f"{total_s:.6f}",
+        "x-total-time": _milliseconds(timing.total_s for timing in timings),
+        "x-validation-time": _milliseconds(timing.validation_s for timing in timings),
+        "x-queue-time": _milliseconds(timing.queue_s for timing in timings),
+        "x-inference-time": _milliseconds(timing.inference_s for timing in timings),
+        "x-time-per-token": _milliseconds(ending.time_per_token_s for ending in endings),
+        "x-prompt-tokens": str(sum(ending.input_length for ending in endings)),
+        "x-generated-tokens": str(sum(ending.generated_tokens for ending in endings)),
     }
 
 
-def _milliseconds(duration_s: float) -> str:
-    return str(max(0, int(duration_s * 1000)))
+def text_tokens(tokens: Iterable[TextToken]) -> list[dict[str, Any]]:
+    """The list of /tokenize."""
+    return [{"id": token.token_id, "text": token.text, "start": token.start, "stop": token.stop} for token in tokens]
+
+
+def _milliseconds(durations_s: Iterable[float]) -> str:
+    return str(sum(max(0, int(duration_s * 1000)) for duration_s in durations_s))
 
 
 def _details(answer: Answer, parameters: GenerateParameters) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii as quoted
 
@@ -26,15 +26,16 @@ KEEP_ALIVE_S = 15.0
 _COMMENT = b":\n\n"
 
 
-def token_event(index: int, piece: Piece, *, details: bool, prompt: str) -> bytes:
+def token_event(index: int, piece: Piece, *, details: bool, prompt: str, prefix: str = "data: ") -> bytes:
     """The event of one token.
 
     Args:
         index: from 1.
         details: whether the last event has them.
         prompt: put before the generated text.
+        prefix: of the event's line.
     """
-    head = f'data: {{"index":{index},"token":{_token_json(piece.token)}'
+    head = f'{prefix}{{"index":{index},"token":{_token_json(piece.token)}'
     if piece.top_tokens:
         head += f',"top_tokens":[{",".join(map(_token_json, piece.top_tokens))}]'
     ending = piece.ending
@@ -45,8 +46,9 @@ def token_event(index: int, piece: Piece, *, details: bool, prompt: str) -> byte
     return f'{head},"generated_text":{text},"details":{shown}}}\n\n'.encode("ascii")
 
 
-def error_event(error: RequestError) -> bytes:
-    return b"data: " + json.dumps({"error": str(error), "error_type": error.error_type}).encode("ascii") + b"\n\n"
+def error_event(error: RequestError, prefix: str = "data: ") -> bytes:
+    content = json.dumps({"error": str(error), "error_type": error.error_type})
+    return f"{prefix}{content}\n\n".encode("ascii")
 
 
 def _token_json(token: Token) -> str:
@@ -71,17 +73,31 @@ class EventStream(Response):
     """Sends events until they end, fail, or the client hangs up.
 
     The status is sent with the first event, or with the first keep-alive: an error before that is raised, so that it
-    gets a status of its own; a later one becomes the last event.
+    gets a status of its own, unless `errors_in_streams`; a later one becomes the last event.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], keep_alive_s: float = KEEP_ALIVE_S
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        keep_alive_s: float = KEEP_ALIVE_S,
+        *,
+        event_prefix: str = "data: ",
+        errors_in_streams: bool = False,
+        error_event: Callable[[RequestError, str], bytes] = error_event,
     ) -> None:
-        """`events` is closed when the response ends, however it ends."""
+        """
+        Args:
+            events: closed when the response ends, however it ends.
+            error_event: how the route ends a stream that fails; it gets the error and `event_prefix`.
+        """
         self.status_code = 200
         self.background = None
         self._events = events
+        self._error_event = error_event
         self._keep_alive_s = keep_alive_s
+        self._event_prefix = event_prefix
+        self._errors_in_streams = errors_in_streams
         self._started = False
         self._last_sent_s = time.monotonic()
         self.init_headers(
@@ -106,12 +122,12 @@ class EventStream(Response):
                 async for event in events:
                     await self._send(send, event)
         except RequestError as error:
-            if not self._started:
+            if not self._started and not self._errors_in_streams:
                 raise
-            await self._send(send, error_event(error))
+            await self._send(send, self._error_event(error, self._event_prefix))
         except Exception:
             if self._started:
-                await self._send(send, error_event(InternalError()))
+                await self._send(send, self._error_event(InternalError(), self._event_prefix))
             raise
         finally:
             keep_alive.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from text_generation_router.api.schema import (
     GenerateResponse,
     StreamResponse,
 )
+from text_generation_router.compat import Compat
 from text_generation_router.errors import IncompleteGeneration, IncompleteStream, RequestError
 from text_generation_router.generation import Answer, Generator, Incomplete
 from text_generation_router.metrics import Metrics
@@ -40,13 +41,14 @@ class GenerationService:
     metrics: Metrics
     payload_limit: int  # bytes
     compute_type: str
+    compat: Compat
 
     async def generate(self, body: GenerateRequest) -> list[Answer]:
         """The answer, then the others of a best_of. Raises RequestError."""
         arrived_s = time.monotonic()
-        parameters = body.given_parameters()
+        parameters = self.compat.without_prefill(self.compat.parameters(body.parameters))
         num_sequences = parameters.best_of or 1
-        with self._counted():
+        with self.counted():
             self.gate.check_open()
             self.validator.check_before_admission(parameters, stream=False)
             with self.gate.enter(num_sequences):
@@ -58,13 +60,17 @@ class GenerationService:
                 except Incomplete:
                     raise IncompleteGeneration from None
 
-    async def events(self, body: GenerateRequest) -> AsyncGenerator[bytes, None]:
-        """One event a token. Raises RequestError."""
+    async def events(self, body: GenerateRequest, *, prompt: str = "") -> AsyncGenerator[bytes, None]:
+        """One event a token. Raises RequestError.
+
+        Args:
+            prompt: put before the generated text.
+        """
         arrived_s = time.monotonic()
-        parameters = body.given_parameters()
-        details, prompt = bool(parameters.details), _shown_prompt(body)
+        parameters = self.compat.parameters(body.parameters)
+        details, prefix = bool(parameters.details), self.compat.event_prefix
         index = 0
-        with self._counted():
+        with self.counted():
             self.gate.check_open()
             self.validator.check_before_admission(parameters, stream=True)
             with self.gate.enter():
@@ -73,14 +79,20 @@ class GenerationService:
                     async with aclosing(self.generator.stream(valid, arrived_s)) as pieces:
                         async for piece in pieces:
                             index += 1
-                            yield token_event(index, piece, details=details, prompt=prompt)
+                            yield token_event(index, piece, details=details, prompt=prompt, prefix=prefix)
                 except Incomplete:
                     raise IncompleteStream from None
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count a request, and its failure if it fails or nobody waits for it any more."""
+    def counted(self) -> Iterator[None]:
+        """Count a request, and its failure."""
         self.metrics.request_count.add()
+        with self.failures_counted():
+            yield
+
+    @contextmanager
+    def failures_counted(self) -> Iterator[None]:
+        """Of a request that is counted: it fails, or nobody waits for it any more."""
         try:
             yield
         except RequestError as error:
@@ -91,17 +103,28 @@ class GenerationService:
             raise
 
 
-def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
-    async def answer(request: Request, body: GenerateRequest) -> tuple[dict[str, Any], dict[str, str]]:
+def add_generate_routes(
+    app: FastAPI, service: GenerationService
+) -> Callable[[Request, CompatGenerateRequest], Awaitable[Response]]:
+    """Returns: what answers the body of /, for routes that take it among others."""
+    compat = service.compat
+
+    async def answer(request: Request, body: GenerateRequest, prompt: str) -> tuple[dict[str, Any], dict[str, str]]:
         answers = await until_disconnect(request.receive, service.generate(body))
-        headers = {**common_headers(body), **timing_headers(answers[0])}
-        return generate_body(answers, body.given_parameters(), _shown_prompt(body)), headers
+        timings = timing_headers(answers[:1], compute_time_in_ms=compat.compute_time_in_ms)
+        parameters = compat.parameters(body.parameters)
+        return generate_body(answers, parameters, prompt), {**common_headers(body), **timings}
 
     def common_headers(body: GenerateRequest) -> dict[str, str]:
         return {"x-compute-type": service.compute_type, "x-compute-characters": str(len(body.inputs))}
 
-    def event_stream(body: GenerateRequest) -> Response:
-        return EventStream(service.events(body), common_headers(body))
+    def event_stream(body: GenerateRequest, prompt: str) -> Response:
+        return EventStream(
+            service.events(body, prompt=prompt),
+            common_headers(body),
+            event_prefix=compat.event_prefix,
+            errors_in_streams=compat.errors_in_streams,
+        )
 
     @app.post(
         "/generate",
@@ -110,7 +133,8 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(GenerateResponse, 413, 422, 424, 429, 500, 503),
     )
     async def generate(request: Request) -> Response:
-        content, headers = await answer(request, await read_body(request, GenerateRequest, service.payload_limit))
+        body = await read_body(request, GenerateRequest, service.payload_limit)
+        content, headers = await answer(request, body, _shown_prompt(body, by_default=False))
         return JsonResponse(content, headers=headers)
 
     @app.post(
@@ -120,7 +144,8 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(StreamResponse, 413, 422, 424, 429, 500, 503, events=True),
     )
     async def generate_stream(request: Request) -> Response:
-        return event_stream(await read_body(request, GenerateRequest, service.payload_limit))
+        body = await read_body(request, GenerateRequest, service.payload_limit)
+        return event_stream(body, _shown_prompt(body, by_default=False))
 
     @app.post(
         "/",
@@ -129,13 +154,19 @@ def add_generate_routes(app: FastAPI, service: GenerationService) -> None:
         responses=responses(list[GenerateResponse], 413, 422, 424, 429, 500, 503),
     )
     async def compat_generate(request: Request) -> Response:
-        body = await read_body(request, CompatGenerateRequest, service.payload_limit)
+        return await answer_compat(request, await read_body(request, CompatGenerateRequest, service.payload_limit))
+
+    async def answer_compat(request: Request, body: CompatGenerateRequest) -> Response:
+        prompt = _shown_prompt(body, by_default=compat.full_text_by_default)
         if body.stream:
-            return event_stream(body)
-        content, headers = await answer(request, body)
+            return event_stream(body, prompt)
+        content, headers = await answer(request, body, prompt)
         return JsonResponse([content], headers=headers)
 
+    return answer_compat
 
-def _shown_prompt(body: GenerateRequest) -> str:
+
+def _shown_prompt(body: GenerateRequest, *, by_default: bool) -> str:
     """What stands before the generated text."""
-    return body.inputs if body.given_parameters().return_full_text else ""
+    given = None if body.parameters is None else body.parameters.return_full_text
+    return body.inputs if (by_default if given is None else given) else ""

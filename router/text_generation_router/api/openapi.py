@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from text_generation_router.api.schema import CompatGenerateRequest, ErrorResponse, GenerateRequest
 
 _REFERENCE = "#/components/schemas/{model}"
-_REQUEST_MODELS: tuple[type[BaseModel], ...] = (GenerateRequest, CompatGenerateRequest)
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (GenerateRequest, CompatGenerateRequest)
 _ERRORS = {
     413: "The body is larger than --payload-limit",
     422: "Input validation error",
@@ -42,15 +42,17 @@ def responses(model: Any, *error_statuses: int, events: bool = False) -> dict[in
     return {200: success, **errors}
 
 
-def document(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """For `app.openapi`: made at the first call."""
+def document(app: FastAPI, request_models: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
+    """For `app.openapi`: made at the first call.
+
+    Args:
+        request_models: those that `request_body` names.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _, models = models_json_schema(
-                [(model, "validation") for model in _REQUEST_MODELS], ref_template=_REFERENCE
-            )
+            _, models = models_json_schema([(model, "validation") for model in request_models], ref_template=_REFERENCE)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(models["$defs"])
             app.openapi_schema = schema
         return app.openapi_schema

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from text_generation_router.admission import Gate
-from text_generation_router.api.answers import JsonResponse
+from text_generation_router.api.answers import JsonResponse, text_tokens
 from text_generation_router.api.bodies import read_body
 from text_generation_router.api.disconnect import until_disconnect
 from text_generation_router.api.openapi import request_body, responses
@@ -60,6 +60,4 @@ def add_tokenize_route(app: FastAPI, gate: Gate, tokenizer: Tokenizer, payload_l
             tokens = await until_disconnect(request.receive, tokenizer.tokenize(body.inputs))
         except TokenizerError as error:
             raise InvalidRequest(f"tokenizer error {error}") from error
-        return JsonResponse(
-            [{"id": token.token_id, "text": token.text, "start": token.start, "stop": token.stop} for token in tokens]
-        )
+        return JsonResponse(text_tokens(tokens))

@@ -19,10 +19,6 @@ class GenerateRequest(BaseModel):
         default=None, description="Without it the text is sampled; with {} it is not."
     )
 
-    def given_parameters(self) -> GenerateParameters:
-        """The parameters, or what stands for none: plain sampling."""
-        return GenerateParameters(do_sample=True) if self.parameters is None else self.parameters
-
 
 class CompatGenerateRequest(GenerateRequest):
     stream: bool | None = Field(default=None, description="Answer with events. Default: false.")
