@@ -16,6 +16,7 @@ from text_generation_router.api.schema import Info
 from text_generation_router.auth import ApiKeyGuard
 from text_generation_router.compat import compat_for
 from text_generation_router.generation import Generator, TimeLimits
+from text_generation_router.grammar.compiler import Grammars
 from text_generation_router.metrics import Metrics
 from text_generation_router.openai.routes import OPENAI_REQUEST_MODELS, add_openai_routes
 from text_generation_router.openai.service import OpenAiService
@@ -69,9 +70,10 @@ def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, 
     metrics = Metrics(max_input_tokens=limits.max_input_tokens, max_total_tokens=limits.max_total_tokens)
     replica.observer = metrics
     gate = Gate(settings.max_concurrent_requests)
+    grammars = None if settings.disable_grammar_support else Grammars(tokenizer, limits.vocab_size)
     service = GenerationService(
         gate=gate,
-        validator=Validator(tokenizer, limits),
+        validator=Validator(tokenizer, limits, grammars),
         generator=Generator(
             replica,
             tokenizer,
@@ -144,7 +146,9 @@ def _info(settings: RouterSettings, replica: Replica, limits: Limits) -> Info:
         max_batch_size=settings.max_batch_size,
         validation_workers=settings.validation_workers,
         max_client_batch_size=settings.max_client_batch_size,
-        supported_parameters=list(SUPPORTED_PARAMETERS),
+        supported_parameters=[
+            name for name in SUPPORTED_PARAMETERS if name != "grammar" or not settings.disable_grammar_support
+        ],
         router="text-generation-router",
         version=TGI_VERSION,
         server_version=__version__,

@@ -17,6 +17,7 @@ from typing import Protocol
 from text_generation_router.errors import GenerationError, QueueTimeout, RequestTimeout
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import (
+    Constraint,
     FinishReason,
     GenerationFailed,
     NotFinishedInTime,
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 class TokenSource(Protocol):
     """What generation needs of a replica."""
 
-    def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    def submit(self, request: Request, constraint: Constraint | None = None) -> AsyncGenerator[TokenEvent, None]:
         """Run one request. Closing the generator gives back all that it holds.
 
         Raises GenerationFailed, NotStartedInTime, NotFinishedInTime.
@@ -166,7 +167,8 @@ class Generator:
         prefill: Sequence[PromptToken] = ()
         try:
             # Leaving the block with a stop string found closes the source, which releases the sequence.
-            async with aclosing(self._source.submit(request)) as events:
+            constraint = None if valid.grammar is None else valid.grammar.constraint()
+            async with aclosing(self._source.submit(request, constraint)) as events:
                 async for event in events:
                     token = transcript.push(event)
                     top_tokens = self._top_tokens(event) if event.top_tokens else ()

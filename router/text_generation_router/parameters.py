@@ -6,7 +6,7 @@ None means "not given", and null is taken for not given everywhere, since client
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -24,6 +24,31 @@ Float32 = Annotated[float, AfterValidator(_to_float32)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+
+
+class JsonGrammar(BaseModel):
+    type: Literal["json", "json_object"]
+    value: Any = Field(description="A JSON schema with `properties`, as an object or as its text.")
+
+
+class NamedSchema(BaseModel):
+    name: str | None = None
+    # `schema` itself is taken by pydantic.
+    json_schema: Any = Field(alias="schema", description="A JSON schema with `properties`.")
+    strict: bool | None = Field(default=None, description="Without effect: answers always fit.")
+
+
+class JsonSchemaGrammar(BaseModel):
+    type: Literal["json_schema"]
+    value: NamedSchema
+
+
+class RegexGrammar(BaseModel):
+    type: Literal["regex"]
+    value: str = Field(description="The whole answer matches it.", examples=["[0-9]{3}"])
+
+
+Grammar = Annotated[JsonGrammar | JsonSchemaGrammar | RegexGrammar, Field(discriminator="type")]
 
 
 class GenerateParameters(BaseModel):
@@ -80,7 +105,7 @@ class GenerateParameters(BaseModel):
     top_n_tokens: UInt32 | None = Field(
         default=None, description="Report so many of the most likely tokens at each position.", examples=[5]
     )
-    grammar: Any = Field(default=None, description="Not supported yet: refused unless null.")
+    grammar: Grammar | None = Field(default=None, description="What the answer must look like.")
     adapter_id: str | None = Field(default=None, description="Not supported yet: refused unless null.")
 
     @property

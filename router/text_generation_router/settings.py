@@ -50,9 +50,7 @@ class RouterSettings:
     max_image_fetch_size: int = option(
         default=1 << 30, minimum=0, help="largest image fetched, in bytes", no_effect="images are not served"
     )
-    disable_grammar_support: bool = option(
-        default=False, help="refuse grammars", no_effect="grammars are refused anyway as yet"
-    )
+    disable_grammar_support: bool = option(default=False, help="refuse grammars")
 
     # The batch
     max_concurrent_requests: int = option(

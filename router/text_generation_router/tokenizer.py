@@ -98,6 +98,10 @@ class Tokenizer:
         ordinary = [token_id for token_id in prompt_ids[-16:] if token_id not in self.special_texts]
         return WindowDetokenizer(self.decode, ordinary)
 
+    def token_bytes(self, count: int) -> list[bytes] | None:
+        """What each of the ids below `count` adds to a text; None if that depends on the tokens around it."""
+        return None if self._pieces is None else [self._pieces[token_id].data for token_id in range(count)]
+
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
 

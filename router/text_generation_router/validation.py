@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from text_generation_router.errors import InvalidRequest
-from text_generation_router.parameters import GenerateParameters
+from text_generation_router.grammar.compiler import CompiledGrammar, Grammars
+from text_generation_router.grammar.spec import NOT_SUPPORTED, GrammarError, GrammarSpec, json_spec, regex_spec
+from text_generation_router.parameters import GenerateParameters, Grammar, JsonSchemaGrammar, RegexGrammar
 from text_generation_router.scheduling.request import Request, SamplingParameters
 from text_generation_router.tokenizer import Tokenizer, TokenizerError
 
@@ -39,6 +41,7 @@ class ValidRequest:
 
     request: Request
     stop: tuple[str, ...]
+    grammar: CompiledGrammar | None = None
 
     @property
     def seed(self) -> int | None:
@@ -152,7 +155,6 @@ RULES: tuple[Rule, ...] = (
 
 # Fields that are read but have no effect yet, with what is said when one is given.
 UNSUPPORTED: dict[str, str] = {
-    "grammar": "grammar is not supported",
     "adapter_id": "`adapter_id` is not supported",
 }
 SUPPORTED_PARAMETERS: tuple[str, ...] = tuple(
@@ -170,8 +172,10 @@ def check_rules(
 
 
 class Validator:
-    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: Limits, grammars: Grammars | None = None) -> None:
+        """`grammars` None: requests with a grammar are refused."""
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self.limits = limits
 
     def check_before_admission(self, parameters: GenerateParameters, *, stream: bool) -> None:
@@ -211,7 +215,16 @@ class Validator:
                 prompt_logprobs=bool(parameters.decoder_input_details),
             ),
             stop=tuple(parameters.stop or ()),
+            grammar=None if parameters.grammar is None else await self._compile(parameters.grammar),
         )
+
+    async def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if self._grammars is None:
+            raise InvalidRequest(NOT_SUPPORTED)
+        try:
+            return await self._grammars.compile(_grammar_spec(grammar))
+        except GrammarError as error:
+            raise InvalidRequest(str(error)) from error
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -234,6 +247,14 @@ class Validator:
                 f"`inputs` must have less than {self.limits.max_input_tokens} tokens. Given: {input_length}"
             )
         return room if max_new_tokens is None else min(max_new_tokens, room)
+
+
+def _grammar_spec(grammar: Grammar) -> GrammarSpec:
+    """Raises: GrammarError."""
+    if isinstance(grammar, RegexGrammar):
+        return regex_spec(grammar.value)
+    schema = grammar.value.json_schema if isinstance(grammar, JsonSchemaGrammar) else grammar.value
+    return json_spec(schema, needs_properties=True)
 
 
 def _sampling(parameters: GenerateParameters) -> SamplingParameters:

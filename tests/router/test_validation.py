@@ -239,4 +239,4 @@ def test_null_is_not_given_for_every_field() -> None:
 
 
 def test_unsupported_fields_are_not_listed_as_supported() -> None:
-    assert set(GenerateParameters.model_fields) - set(SUPPORTED_PARAMETERS) == {"grammar", "adapter_id"}
+    assert set(GenerateParameters.model_fields) - set(SUPPORTED_PARAMETERS) == {"adapter_id"}

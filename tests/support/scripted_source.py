@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from text_generation_router.scheduling.request import FinishReason, GenerationFailed, Request, TokenEvent
+from text_generation_router.scheduling.request import Constraint, FinishReason, GenerationFailed, Request, TokenEvent
 
 
 class ScriptedSource:
@@ -25,7 +25,7 @@ class ScriptedSource:
         self.num_events = 0
         self.num_closed = 0
 
-    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def submit(self, request: Request, constraint: Constraint | None = None) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
         script = self._scripts[len(self.requests) - 1]
         started_s = time.monotonic()

@@ -248,7 +248,7 @@ def test_nulls_and_unknown_fields_are_taken(client: httpx.Client) -> None:
         ),
         (
             {"parameters": {"grammar": {"type": "json", "value": {}}}},
-            "Input validation error: grammar is not supported",
+            "Input validation error: grammar is not valid: Grammar must have a 'properties' field",
         ),
         ({"parameters": {"adapter_id": "x"}}, "Input validation error: `adapter_id` is not supported"),
         ({"inputs": ["a"]}, "inputs: Input should be a valid string"),
