@@ -83,16 +83,24 @@ def launcher_command(*arguments: str) -> list[str]:
 
 @contextmanager
 def start_launcher(
-    *arguments: str, environ: Mapping[str, str] | None = None, port: int | None = None, cwd: Path | None = None
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    port: int | None = None,
+    cwd: Path | None = None,
+    default_sockets: bool = False,
 ) -> Iterator[Server]:
-    """Start `text-generation-launcher` without waiting; everything it started is gone when the block is left."""
+    """Start `text-generation-launcher` without waiting; everything it started is gone when the block is left.
+
+    Args:
+        default_sockets: the launcher chooses the paths of its sockets itself; else they lie in a folder of their own.
+    """
     port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="tgs-") as folder:
         log_path = Path(folder) / "log"
-        prefix = Path(folder) / "shard"
+        sockets = [] if default_sockets else ["--shard-uds-path", str(Path(folder) / "shard")]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                launcher_command("--port", str(port), "--shard-uds-path", str(prefix), *arguments),
+                launcher_command("--port", str(port), *sockets, *arguments),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
