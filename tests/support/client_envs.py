@@ -23,7 +23,7 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "text-generation": (
         "text-generation==0.7.0",
         "langchain-community==0.4.2",
-        "langchain-core==1.8.3",
+        "langchain-core==1.7.7",
         "huggingface_hub==0.36.2",
         "aiohttp==3.14.5",
         "requests==2.34.2",
