@@ -105,4 +105,4 @@ def test_the_openapi_document_describes_every_route_and_has_every_schema_it_name
     assert {"GenerateRequest", "CompatGenerateRequest", "GenerateParameters", "ErrorResponse"} <= names
     assert names <= document["components"]["schemas"].keys()
     assert document["paths"].keys() & {"/", "/generate"}
-    assert all(re.fullmatch(r"/[a-z_]*", path) for path in document["paths"])
+    assert all(re.fullmatch(r"/[a-z0-9_/{}]*", path) for path in document["paths"])
