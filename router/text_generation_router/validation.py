@@ -195,6 +195,7 @@ class Validator:
         if parameters.truncate is not None:
             token_ids = token_ids[-parameters.truncate :]
         max_new_tokens = self._check_lengths(len(token_ids), parameters.max_new_tokens)
+        grammar = None if parameters.grammar is None else await self._compile(parameters.grammar)
         for name, message in UNSUPPORTED.items():
             if getattr(parameters, name) is not None:
                 raise InvalidRequest(message)
@@ -215,7 +216,7 @@ class Validator:
                 prompt_logprobs=bool(parameters.decoder_input_details),
             ),
             stop=tuple(parameters.stop or ()),
-            grammar=None if parameters.grammar is None else await self._compile(parameters.grammar),
+            grammar=grammar,
         )
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:

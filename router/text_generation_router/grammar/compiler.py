@@ -146,7 +146,9 @@ def _reason(message: str) -> str:
     """The engine's message without the picture of the grammar around it, in one line."""
     inner = re.search(r"^error: (.+)$", message, re.MULTILINE)
     line = inner[1] if inner else message.strip().splitlines()[0]
-    line = re.sub(r"^at \d+\(\d+\): ", "", line)
+    line = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)
     if line.startswith("NoExtension"):
-        line = "no text that the model can write satisfies it"
+        return "no text that the model can write satisfies it"
+    if "recursion limit exceeded" in line:
+        return "it is nested too deeply"
     return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]}..."
