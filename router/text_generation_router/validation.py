@@ -183,19 +183,25 @@ class Validator:
         check_rules(STREAM_RULES if stream else BEST_OF_RULES, parameters, self.limits)
 
     async def validate(
-        self, inputs: str | Sequence[int], parameters: GenerateParameters, *, add_special_tokens: bool = True
+        self,
+        inputs: str | Sequence[int],
+        parameters: GenerateParameters,
+        *,
+        add_special_tokens: bool = True,
+        grammar: GrammarSpec | None = None,
     ) -> ValidRequest:
         """Check everything else and tokenize. Raises InvalidRequest.
 
         Args:
             inputs: a text, or token ids to be taken as they are.
+            grammar: one that is not written as in `parameters`.
         """
         check_rules(RULES, parameters, self.limits, inputs)
         token_ids = await self._encode(inputs, add_special_tokens) if isinstance(inputs, str) else list(inputs)
         if parameters.truncate is not None:
             token_ids = token_ids[-parameters.truncate :]
         max_new_tokens = self._check_lengths(len(token_ids), parameters.max_new_tokens)
-        grammar = None if parameters.grammar is None else await self._compile(parameters.grammar)
+        compiled = await self._compile(grammar or parameters.grammar)
         for name, message in UNSUPPORTED.items():
             if getattr(parameters, name) is not None:
                 raise InvalidRequest(message)
@@ -216,14 +222,16 @@ class Validator:
                 prompt_logprobs=bool(parameters.decoder_input_details),
             ),
             stop=tuple(parameters.stop or ()),
-            grammar=grammar,
+            grammar=compiled,
         )
 
-    async def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    async def _compile(self, grammar: Grammar | GrammarSpec | None) -> CompiledGrammar | None:
+        if grammar is None:
+            return None
         if self._grammars is None:
             raise InvalidRequest(NOT_SUPPORTED)
         try:
-            return await self._grammars.compile(_grammar_spec(grammar))
+            return await self._grammars.compile(grammar if isinstance(grammar, GrammarSpec) else _grammar_spec(grammar))
         except GrammarError as error:
             raise InvalidRequest(str(error)) from error
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from text_generation_router.api.generate import GenerationService
-from text_generation_router.errors import IncompleteGeneration, IncompleteStream, InvalidRequest
+from text_generation_router.errors import IncompleteGeneration, IncompleteStream
 from text_generation_router.generation import Answer, Incomplete, Piece
-from text_generation_router.grammar.spec import NOT_SUPPORTED, GrammarSpec
+from text_generation_router.grammar.spec import GrammarSpec
 from text_generation_router.openai.errors import ToolError
 from text_generation_router.openai.messages import template_messages
 from text_generation_router.openai.response_format import response_grammar
@@ -60,9 +60,9 @@ class OpenAiService:
         )
         validator = self.generation.validator
         # The template wrote the special tokens that the model wants.
-        valid = await validator.validate(conversation.prompt, parameters, add_special_tokens=False)
-        if conversation.grammar is not None:
-            raise InvalidRequest(NOT_SUPPORTED)
+        valid = await validator.validate(
+            conversation.prompt, parameters, add_special_tokens=False, grammar=conversation.grammar
+        )
         return choices(valid, body, body.num_choices, validator.limits.vocab_size)
 
     async def answers(self, sequences: Sequence[ValidRequest], arrived_s: float) -> list[Answer]:
