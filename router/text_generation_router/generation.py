@@ -5,7 +5,6 @@ Knows nothing about HTTP, JSON or events.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -25,6 +24,7 @@ from text_generation_router.scheduling.request import (
     Request,
     TokenEvent,
 )
+from text_generation_router.together import all_or_none
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.transcript import Token, Transcript
 from text_generation_router.validation import ValidRequest, random_seed
@@ -216,20 +216,14 @@ class Generator:
         """
         sampling = valid.request.sampling
         seeds = [sampling.seed, *(random_seed() for _ in range(num_sequences - 1))]
-        tasks = [
-            asyncio.create_task(
+        answers = await all_or_none(
+            [
                 self.generate(
                     replace(valid, request=replace(valid.request, sampling=replace(sampling, seed=seed))), arrived_s
                 )
-            )
-            for seed in seeds
-        ]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                for seed in seeds
+            ]
+        )
         best = max(answers, key=lambda answer: answer.mean_logprob)
         return [best, *(answer for answer in answers if answer is not best)]
 

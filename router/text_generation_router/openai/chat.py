@@ -12,14 +12,13 @@ from starlette.responses import Response
 from text_generation_router.api.answers import JsonResponse, text_tokens, timing_headers
 from text_generation_router.api.bodies import read_body
 from text_generation_router.api.disconnect import until_disconnect
-from text_generation_router.api.events import EventStream
 from text_generation_router.api.openapi import request_body, responses
 from text_generation_router.errors import InvalidRequest
 from text_generation_router.generation import Ending
 from text_generation_router.openai.answers import Head, chat_body, usage_of
-from text_generation_router.openai.chunks import DONE, ChatChunks, error_events, usage_event
+from text_generation_router.openai.chunks import DONE, ChatChunks, usage_event
 from text_generation_router.openai.schema import ChatCompletion, ChatRequest, ChatTokens
-from text_generation_router.openai.service import Conversation, OpenAiService
+from text_generation_router.openai.service import Conversation, OpenAiService, event_stream
 from text_generation_router.tokenizer import TextToken, TokenizerError
 
 
@@ -35,7 +34,7 @@ async def answer_chat(service: OpenAiService, body: ChatRequest, request: Reques
         "x-compute-characters": str(len(conversation.prompt)),
     }
     if body.stream:
-        return EventStream(_events(service, body, conversation, arrived_s), headers, error_event=error_events)
+        return event_stream(service, _events(service, body, conversation, arrived_s), headers)
     work = _answer(service, body, conversation, arrived_s, headers)
     return await until_disconnect(request.receive, work)
 

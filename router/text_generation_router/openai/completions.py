@@ -14,16 +14,15 @@ from starlette.responses import Response
 from text_generation_router.api.answers import JsonResponse, timing_headers
 from text_generation_router.api.bodies import read_body
 from text_generation_router.api.disconnect import until_disconnect
-from text_generation_router.api.events import EventStream
 from text_generation_router.api.openapi import request_body, responses
 from text_generation_router.errors import InvalidRequest
 from text_generation_router.generation import Answer, Ending
 from text_generation_router.openai.answers import Echo, Head, completion_choice, usage_of
-from text_generation_router.openai.chunks import DONE, CompletionChunks, error_events, usage_event
+from text_generation_router.openai.chunks import DONE, CompletionChunks, usage_event
 from text_generation_router.openai.errors import SuffixNotSupported, TooManyPrompts
 from text_generation_router.openai.sampling import choices, native_parameters
 from text_generation_router.openai.schema import Completion, CompletionRequest, Prompt
-from text_generation_router.openai.service import OpenAiService
+from text_generation_router.openai.service import OpenAiService, event_stream
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.validation import ValidRequest
 
@@ -52,7 +51,7 @@ async def answer_completion(service: OpenAiService, body: CompletionRequest, req
         "x-compute-characters": str(sum(len(prompt) for prompt in body.prompts if isinstance(prompt, str))),
     }
     if body.stream:
-        return EventStream(_events(service, body, arrived_s), headers, error_event=error_events)
+        return event_stream(service, _events(service, body, arrived_s), headers)
     return await until_disconnect(request.receive, _answer(service, body, arrived_s, headers))
 
 
@@ -80,17 +79,20 @@ def _num_per_prompt(body: CompletionRequest) -> int:
 
 async def _work(service: OpenAiService, body: CompletionRequest) -> _Work:
     """Raises InvalidRequest."""
+    lenient = service.generation.compat.lenient_openai
     parameters = native_parameters(
         body,
         max_new_tokens=body.max_tokens,
         top_n_tokens=body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+        lenient=lenient,
     )
     validator = service.generation.validator
     sequences: list[ValidRequest] = []
     for prompt in body.prompts:
         valid = await validator.validate(prompt, parameters)
-        sequences.extend(choices(valid, body, _num_per_prompt(body), validator.limits.vocab_size))
+        num_choices, vocab_size = _num_per_prompt(body), validator.limits.vocab_size
+        sequences.extend(choices(valid, body, num_choices, vocab_size, lenient=lenient))
     return _Work(sequences, _num_per_prompt(body))
 
 

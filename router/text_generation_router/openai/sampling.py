@@ -34,14 +34,22 @@ def native_parameters(
     max_new_tokens: int | None,
     top_n_tokens: int | None,
     prompt_logprobs: bool = False,
+    lenient: bool = True,
 ) -> GenerateParameters:
+    """
+    Args:
+        lenient: take what OpenAI's API takes; if not, what TGI 3 took, in its meaning. Raises InvalidRequest then.
+    """
     greedy = body.temperature == 0
+    if not lenient:
+        _check_tgi_3(body)
+    tgi_repetition_penalty = None if lenient or body.presence_penalty is None else body.presence_penalty + 2
     return GenerateParameters(
         do_sample=not greedy,
         temperature=None if greedy else body.temperature,
-        top_p=None if body.top_p == 1 else body.top_p,
+        top_p=None if lenient and body.top_p == 1 else body.top_p,
         top_k=body.top_k,
-        repetition_penalty=body.repetition_penalty,
+        repetition_penalty=tgi_repetition_penalty or body.repetition_penalty,
         frequency_penalty=body.frequency_penalty,
         max_new_tokens=max_new_tokens,
         stop=body.stops,
@@ -51,22 +59,32 @@ def native_parameters(
     )
 
 
-def choices(valid: ValidRequest, body: SamplingFields, num_choices: int, vocab_size: int) -> Sequence[ValidRequest]:
+def choices(
+    valid: ValidRequest, body: SamplingFields, num_choices: int, vocab_size: int, *, lenient: bool = True
+) -> Sequence[ValidRequest]:
     """One request for each choice, with OpenAI's penalties, bias, and seeds. Raises InvalidRequest."""
-    sampling = replace(
-        valid.request.sampling,
-        do_sample=body.temperature != 0,
-        frequency_penalty=0.0,
-        count_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=tuple(_bias(body.logit_bias or {}, vocab_size)),
-    )
+    sampling = replace(valid.request.sampling, do_sample=body.temperature != 0)
+    if lenient:
+        sampling = replace(
+            sampling,
+            frequency_penalty=0.0,
+            count_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=tuple(_bias(body.logit_bias or {}, vocab_size)),
+        )
     return [
         replace(
             valid, request=replace(valid.request, sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)))
         )
         for index in range(num_choices)
     ]
+
+
+def _check_tgi_3(body: SamplingFields) -> None:
+    if isinstance(body.stop, str):
+        raise InvalidRequest("`stop` must be a list of texts with --compat v3")
+    if body.logit_bias is not None:
+        raise InvalidRequest("`logit_bias` is not supported with --compat v3")
 
 
 def _bias(logit_bias: dict[str, float], vocab_size: int) -> list[tuple[int, float]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
+from text_generation_router.api.events import EventStream
 from text_generation_router.api.generate import GenerationService
 from text_generation_router.errors import IncompleteGeneration, IncompleteStream
 from text_generation_router.generation import Answer, Incomplete, Piece
 from text_generation_router.grammar.spec import GrammarSpec
+from text_generation_router.openai.chunks import error_events
 from text_generation_router.openai.errors import ToolError
 from text_generation_router.openai.messages import template_messages
 from text_generation_router.openai.response_format import response_grammar
@@ -55,15 +57,19 @@ class OpenAiService:
     async def chat_sequences(self, body: ChatRequest, conversation: Conversation) -> Sequence[ValidRequest]:
         """One for each choice. Raises InvalidRequest."""
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        lenient = self.generation.compat.lenient_openai
         parameters = native_parameters(
-            body, max_new_tokens=max_tokens, top_n_tokens=body.top_logprobs if body.logprobs else None
+            body,
+            max_new_tokens=max_tokens,
+            top_n_tokens=body.top_logprobs if body.logprobs else None,
+            lenient=lenient,
         )
         validator = self.generation.validator
         # The template wrote the special tokens that the model wants.
         valid = await validator.validate(
             conversation.prompt, parameters, add_special_tokens=False, grammar=conversation.grammar
         )
-        return choices(valid, body, body.num_choices, validator.limits.vocab_size)
+        return choices(valid, body, body.num_choices, validator.limits.vocab_size, lenient=lenient)
 
     async def answers(self, sequences: Sequence[ValidRequest], arrived_s: float) -> list[Answer]:
         """Raises: RequestError, as soon as one of them fails; the others end with it."""
@@ -95,3 +101,12 @@ class OpenAiService:
         prompt = tools.prompt(body.tool_prompt, template_shows_tools=template.shows_tools)
         messages[-1] = {**messages[-1], "content": messages[-1]["content"] + prompt}
         return template.render(messages, tools.shown())
+
+
+def event_stream(
+    service: OpenAiService, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]
+) -> EventStream:
+    """The response that sends events, and ends with these routes' own events if it fails."""
+    return EventStream(
+        events, headers, errors_in_streams=service.generation.compat.errors_in_streams, error_event=error_events
+    )

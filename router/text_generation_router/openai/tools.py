@@ -103,7 +103,7 @@ def _shown(tool: Tool) -> dict[str, Any]:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    return {"type": "object", **(tool.function.parameters or {})}
+    return {**(tool.function.parameters or {}), "type": "object"}
 
 
 def _rebased(schema: Any, root: str) -> Any:
