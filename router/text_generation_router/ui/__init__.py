@@ -1,0 +1,1 @@
+"""The web page at /ui: a playground and a live view of the server."""
