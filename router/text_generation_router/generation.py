@@ -26,6 +26,7 @@ from text_generation_router.scheduling.request import (
 )
 from text_generation_router.together import all_or_none
 from text_generation_router.tokenizer import Tokenizer
+from text_generation_router.tracing import current_trace
 from text_generation_router.transcript import Token, Transcript
 from text_generation_router.validation import ValidRequest, random_seed
 
@@ -252,18 +253,32 @@ class Generator:
         metrics.request_inference_duration.observe(timings.inference_s)
         metrics.request_mean_time_per_token_duration.observe(ending.time_per_token_s)
         metrics.request_generated_tokens.observe(ending.generated_tokens)
+        facts: dict[str, str | int | None] = {
+            "total_time": f"{timings.total_s:.6f}s",
+            "validation_time": f"{timings.validation_s:.6f}s",
+            "queue_time": f"{timings.queue_s:.6f}s",
+            "inference_time": f"{timings.inference_s:.6f}s",
+            "time_per_token": f"{ending.time_per_token_s:.6f}s",
+            "seed": ending.seed,
+        }
         text: dict[str, str] = {}
         if self._log_text:
             text = {"prompt": self._tokenizer.decode(valid.request.token_ids), "answer": ending.generated_text}
-        logger.info(
-            "Success",
-            extra={
-                "total_time": f"{timings.total_s:.6f}s",
-                "validation_time": f"{timings.validation_s:.6f}s",
-                "queue_time": f"{timings.queue_s:.6f}s",
-                "inference_time": f"{timings.inference_s:.6f}s",
-                "time_per_token": f"{ending.time_per_token_s:.6f}s",
-                "seed": ending.seed,
-                **text,
-            },
-        )
+        logger.info("Success", extra={**facts, **text})
+        trace = current_trace.get()
+        if trace is not None:
+            spans = (
+                ("validation", timings.arrived_s, timings.queued_s),
+                ("queue", timings.queued_s, timings.started_s),
+                ("inference", timings.started_s, timings.finished_s),
+            )
+            trace.add_sequence(
+                spans,
+                {
+                    **facts,
+                    "seed": None if ending.seed is None else str(ending.seed),  # more than the wire's integers hold
+                    "input_length": ending.input_length,
+                    "generated_tokens": ending.generated_tokens,
+                    "finish_reason": ending.finish_reason.value,
+                },
+            )

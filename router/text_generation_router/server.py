@@ -12,9 +12,13 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 from text_generation_cli.ready import report_ready
 
 from text_generation_router.app import App, build_app
@@ -59,10 +63,11 @@ async def serve(settings: RouterSettings) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return 0
-    replica, app, listener = starting.result()
-    server = _Server(server_config(app, backlog=_BACKLOG))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    host, port = listener.getsockname()[:2]
+    started = starting.result()
+    replica, app, tracing = started.replica, started.app, started.tracing
+    server = _Server(server_config(app if tracing is None else tracing.trace(app), backlog=_BACKLOG))
+    serving = asyncio.create_task(server.serve(sockets=[started.listener]))
+    host, port = started.listener.getsockname()[:2]
     logger.info("Connected")
     report_ready(os.environ, port=port, **_facts(replica))
     logger.info("Serving %s on http://%s:%d", settings.shown_model_id or replica.info.model_id, host, port)
@@ -73,10 +78,30 @@ async def serve(settings: RouterSettings) -> int:
     server.should_exit = True
     await serving
     await replica.close()
+    started.tokenizer.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     return 0
 
 
-async def _start(settings: RouterSettings) -> tuple[Replica, App, socket.socket]:
+class Tracing(Protocol):
+    """See `otlp`, which is imported only where traces are wanted."""
+
+    def trace(self, app: ASGIApp) -> ASGIApp: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    replica: Replica
+    tokenizer: Tokenizer
+    app: App
+    listener: socket.socket
+    tracing: Tracing | None
+
+
+async def _start(settings: RouterSettings) -> _Started:
     if settings.folder is None:
         raise StartError("no model: name its folder with --tokenizer-name")
     tokenizer, templates = _load_tokenizer(settings), _load_templates(settings)
@@ -103,7 +128,16 @@ async def _start(settings: RouterSettings) -> tuple[Replica, App, socket.socket]
     logger.info("Maximum total tokens: %d, a prompt and its answer", limits.max_total_tokens)
     logger.info("Maximum tokens of a step: %d", limits.max_batch_prefill_tokens)
     logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)
-    return replica, build_app(settings, replica, tokenizer, templates), _listen(settings)
+    app = build_app(settings, replica, tokenizer, templates)
+    return _Started(replica, tokenizer, app, _listen(settings), _start_tracing(settings))
+
+
+def _start_tracing(settings: RouterSettings) -> Tracing | None:
+    if settings.otlp_endpoint is None:
+        return None
+    otlp = import_module("text_generation_router.otlp")
+    tracing: Tracing = otlp.Tracing(settings.otlp_endpoint, settings.otlp_service_name)
+    return tracing
 
 
 def _load_tokenizer(settings: RouterSettings) -> Tokenizer:

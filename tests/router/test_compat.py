@@ -141,8 +141,10 @@ def test_compute_time(client: httpx.Client, generation: str) -> None:
 @pytest.mark.parametrize("flag", [False, True])
 def test_prefill(generation: str, flag: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     shard = new_shard(tmp_path_factory.mktemp("s"))
-    settings = {"compat": generation, "enable_prefill_logprobs": flag}
-    with router_server(shard, new_tokenizer(), **settings) as server, server.client() as client:
+    with (
+        router_server(shard, new_tokenizer(), compat=generation, enable_prefill_logprobs=flag) as server,
+        server.client() as client,
+    ):
         parameters = {"max_new_tokens": 1, "decoder_input_details": True}
         details = post(client, "/generate", parameters=parameters).json()["details"]
         is_empty = generation == "v3" and not flag

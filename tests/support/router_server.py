@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 from text_generation_router.app import App, build_app
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplates
@@ -51,12 +52,18 @@ class RouterServer:
 
 @contextmanager
 def router_server(
-    shard: ScriptedShard, tokenizer: Tokenizer, templates: ChatTemplates | None = None, **settings: Any
+    shard: ScriptedShard,
+    tokenizer: Tokenizer,
+    templates: ChatTemplates | None = None,
+    *,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **settings: Any,
 ) -> Iterator[RouterServer]:
     """
     Args:
         shard: started and stopped here.
         templates: none of the model's unless given.
+        wrap: put around the application.
         settings: of RouterSettings.
     """
     ready: Future[RouterServer] = Future()
@@ -70,7 +77,7 @@ def router_server(
         replica = await Replica.start(await ShardGroup.connect(shard.socket_path), wanted)
         wanted_settings = RouterSettings(**{"model_id": "tiny", **settings})
         app = build_app(wanted_settings, replica, tokenizer, templates or ChatTemplates({}, {}))
-        server = uvicorn.Server(server_config(app, host="127.0.0.1", port=0))
+        server = uvicorn.Server(server_config(wrap(app), host="127.0.0.1", port=0))
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)

@@ -28,6 +28,7 @@ from text_generation_router.compat import Compat
 from text_generation_router.errors import IncompleteGeneration, IncompleteStream, RequestError
 from text_generation_router.generation import Answer, Generator, Incomplete
 from text_generation_router.metrics import Metrics
+from text_generation_router.tracing import current_trace
 from text_generation_router.validation import Validator
 
 
@@ -96,11 +97,17 @@ class GenerationService:
         try:
             yield
         except RequestError as error:
-            self.metrics.request_failure.add(error.failure)
+            self._count_failure(error.failure)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self.metrics.request_failure.add("dropped")
+            self._count_failure("dropped")
             raise
+
+    def _count_failure(self, failure: str) -> None:
+        self.metrics.request_failure.add(failure)
+        trace = current_trace.get()
+        if trace is not None:
+            trace.fail(failure)
 
 
 def add_generate_routes(
