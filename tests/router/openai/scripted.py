@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import grpc
+from text_generation_proto import generate_pb2 as pb
 from text_generation_router.openai.templates import ChatTemplates
 
 from tests.router.api.scripted import PACKAGE, VOCAB_SIZE, ids
@@ -50,8 +53,27 @@ def new_templates(source: str = TEMPLATE) -> ChatTemplates:
     return ChatTemplates({"default": source}, {"bos_token": BOS})
 
 
-def new_shard(folder: Path, more: Mapping[str, str] | None = None, *, step_s: float = 0.0) -> ScriptedShard:
+class RecordingShard(ScriptedShard):
+    """Keeps the sampling parameters of each sequence, as they came over the wire."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sampling: list[pb.SamplingParameters] = []
+
+    async def Steps(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.StepRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StepResponse]:
+        async def recorded() -> AsyncIterator[pb.StepRequest]:
+            async for request in request_iterator:
+                self.sampling.extend(admission.sampling for admission in request.admit)
+                yield request
+
+        async for response in super().Steps(recorded(), context):
+            yield response
+
+
+def new_shard(folder: Path, more: Mapping[str, str] | None = None, *, step_s: float = 0.0) -> RecordingShard:
     """`more`: whole prompts, as rendered, with their answers."""
     answers = {rendered(question): answer for question, answer in CHATS.items()} | PROMPTS | dict(more or {})
     rule = answering({ids(prompt): ids(answer) for prompt, answer in answers.items()}, VOCAB_SIZE)
-    return ScriptedShard(str(folder / "s-0"), next_token=rule, vocab_size=PACKAGE.get_vocab_size(), step_s=step_s)
+    return RecordingShard(str(folder / "s-0"), next_token=rule, vocab_size=PACKAGE.get_vocab_size(), step_s=step_s)
