@@ -5,8 +5,11 @@ Every rank makes the same calls in the same order. Knows nothing about models; w
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,9 +18,12 @@ from torch import Tensor
 
 from text_generation_server.sharding import split
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class GroupError(RuntimeError):
-    """The ranks could not find each other; the message is one line for whoever started them."""
+    """The ranks could not find each other, or have lost one; the message is one line for whoever started them."""
 
 
 class TensorParallelGroup(ABC):
@@ -79,6 +85,25 @@ class LoneRank(TensorParallelGroup):
         pass
 
 
+def _together(
+    collective: Callable[Concatenate[ProcessGroup, P], T],
+) -> Callable[Concatenate[ProcessGroup, P], T]:
+    """What torch raises here means, but for bugs, that another rank is gone: no fault of this one."""
+
+    @functools.wraps(collective)
+    def call(group: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return collective(group, *args, **kwargs)
+        except RuntimeError as error:
+            raise GroupError(f"another rank has ended or hangs ({_first_line(error)})") from error
+
+    return call
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class ProcessGroup(TensorParallelGroup):
     """A group over torch.distributed, made by `join_group`; there is one in a process."""
 
@@ -91,6 +116,7 @@ class ProcessGroup(TensorParallelGroup):
         # and added in rank order. Two terms commute.
         self._sum_in_order = backend == "gloo" and self.world_size > 2
 
+    @_together
     def all_reduce(self, x: Tensor) -> Tensor:
         if not self._sum_in_order:
             dist.all_reduce(x)
@@ -102,6 +128,7 @@ class ProcessGroup(TensorParallelGroup):
             total += term
         return total
 
+    @_together
     def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor | None:
         # Collectives want equal shapes; with an uneven split the last ranks send one column too many.
         widths = [len(split(vocab_size, rank, self.world_size)) for rank in range(self.world_size)]
@@ -113,12 +140,14 @@ class ProcessGroup(TensorParallelGroup):
             return None
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
+    @_together
     def broadcast_ids(self, ids: Tensor | None, num_ids: int) -> Tensor:
         if ids is None:
             ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
         dist.broadcast(ids, src=0)
         return ids
 
+    @_together
     def all_reduce_min(self, value: int) -> int:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
@@ -149,9 +178,8 @@ def join_group(
             timeout=timedelta(seconds=timeout_s),
         )
     except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise GroupError(
             f"rank {rank} could not meet the other {world_size - 1} at {master_addr}:{master_port} "
-            f"within {timeout_s:g} s: {reason}"
+            f"within {timeout_s:g} s: {_first_line(error)}"
         ) from None
     return ProcessGroup(device.torch_device, device.process_group_backend)

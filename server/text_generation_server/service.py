@@ -23,6 +23,7 @@ from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardServicer, ShardStub, add_ShardServicer_to_server
 
 from text_generation_server.engine import Engine
+from text_generation_server.parallel import GroupError
 from text_generation_server.warmup import MemoryBudget, NotEnoughMemory, Wanted, warm_up
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,11 @@ class ShardService(ShardServicer):
             self._num_steps += 1
 
     async def _fail(self, error: Exception, context: grpc.aio.ServicerContext, what: str) -> None:
-        logger.error("rank %d: %s failed", self._engine.group.rank, what, exc_info=error)
+        rank = self._engine.group.rank
+        if isinstance(error.__cause__ or error, GroupError):  # the rank that was lost has the reason
+            logger.error("rank %d: %s", rank, error)
+        else:
+            logger.error("rank %d: %s failed", rank, what, exc_info=error)
         if not self.failed.done():
             self.failed.set_result(error)
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
