@@ -20,7 +20,8 @@ def demo_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_server(demo_folder: Path) -> Iterator[Server]:
-    with serving("--model-id", str(demo_folder)) as server:
+    """Keys and values are float32, as in transformers."""
+    with serving("--model-id", str(demo_folder), "--kv-cache-dtype", "float32") as server:
         yield server
         assert "Traceback" not in server.log
 

@@ -1,7 +1,8 @@
 """Servers that several modules ask, each started once, on tiny checkpoints.
 
-`one_shard` has default limits and runs where no connection to another machine is possible; `two_shards` is the same
-model without prefix reuse; `small_cache` holds about two of its longest sequences and computes prompts by chunks.
+Keys and values are float32 in all. `one_shard` has default limits and runs where no connection to another machine is
+possible; `two_shards` is the same model without prefix reuse; `small_cache` holds about two of its longest sequences
+and computes prompts by chunks.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class Limits:
 
 
 LIMITS = Limits()
+
+# What is compared with transformers keeps keys and values as transformers does.
+EXACT = ("--kv-cache-dtype", "float32")
 
 
 @contextmanager
@@ -70,13 +74,13 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offline]:
 
 @pytest.fixture(scope="session")
 def one_shard(llama: Path, offline: Offline) -> Iterator[Server]:
-    with serving_quietly("--model-id", str(llama), environ=offline.environ) as server:
+    with serving_quietly("--model-id", str(llama), *EXACT, environ=offline.environ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def two_shards(llama: Path) -> Iterator[Server]:
-    arguments = ["--model-id", str(llama), "--num-shard", "2", "--prefix-caching", "false"]
+    arguments = ["--model-id", str(llama), *EXACT, "--num-shard", "2", "--prefix-caching", "false"]
     with serving_quietly(*arguments) as server:
         yield server
 
@@ -90,5 +94,5 @@ def small_cache(llama: Path) -> Iterator[Server]:
         "--max-batch-prefill-tokens": LIMITS.chunk,
     }
     arguments = [str(part) for item in limits.items() for part in item]
-    with serving_quietly("--model-id", str(llama), *arguments) as server:
+    with serving_quietly("--model-id", str(llama), *EXACT, *arguments) as server:
         yield server

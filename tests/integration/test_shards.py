@@ -9,7 +9,7 @@ import pytest
 from text_generation_router.scheduling.request import Request, SamplingParameters
 from tokenizers import Tokenizer
 
-from tests.integration.conftest import serving_quietly
+from tests.integration.conftest import EXACT, serving_quietly
 from tests.support.asking import ask, client_of, prompt_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.inprocess import InProcessReplica, load_engine
@@ -48,7 +48,8 @@ def test_a_vocabulary_of_259_is_split_over_two_shards(tmp_path: Path) -> None:
     prompt = prompt_of(33, seed=27)
     prompt_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(prompt).ids
     replica = InProcessReplica(load_engine(folder))
-    with serving_quietly("--model-id", str(folder), "--num-shard", "2") as server, client_of(server) as client:
+    arguments = ["--model-id", str(folder), *EXACT, "--num-shard", "2"]
+    with serving_quietly(*arguments) as server, client_of(server) as client:
         for name, parameters in PARAMETERS.items():
             answer = ask(client, prompt, max_new_tokens=24, **parameters)
             events = replica.answer(
