@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 
 import tokenizers
 from text_generation_router.grammar.compiler import CompiledGrammar, Grammars
@@ -19,24 +18,18 @@ PADDING = 45  # ids of the model that no token has
 class Vocabulary:
     """A tokenizer with the size of the model that goes with it."""
 
-    def __init__(self, make: Callable[[], tokenizers.Tokenizer], *eos: str) -> None:
-        package = make()
-        self.size = package.get_vocab_size() + PADDING
-        self.eos_token_ids = frozenset(package.token_to_id(token) or 0 for token in eos)
-        self.tokenizer = Tokenizer(package, self.eos_token_ids)
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        """`size`: of the model's vocabulary."""
+        self.tokenizer = tokenizer
+        self.size = size
+        self.eos_token_ids = tokenizer.eos_token_ids
+        self.grammars = Grammars(self.tokenizer, self.size)
         self.data = self.tokenizer.token_bytes(self.size) or []
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Raises: GrammarError."""
 
-        async def compile_one() -> CompiledGrammar:
-            grammars = Grammars(self.tokenizer, self.size)
-            try:
-                return await grammars.compile(spec)
-            finally:
-                grammars.close()
-
-        return asyncio.run(compile_one())
+        return asyncio.run(self.grammars.compile(spec))
 
     def walk(self, grammar: CompiledGrammar, seed: int, max_tokens: int = 300) -> str | None:
         """A text of tokens drawn among those allowed, ended as soon as it may be; None if that took too long."""
@@ -56,6 +49,11 @@ def allowed(mask: bytes) -> list[int]:
     return [token_id for token_id in range(len(mask) * 8) if bits >> token_id & 1]
 
 
-BYTE_LEVEL = Vocabulary(byte_level_tokenizer, "</s>", "<|end of turn|>")
-BYTE_FALLBACK = Vocabulary(byte_fallback_tokenizer, "</s>")
+def _padded(package: tokenizers.Tokenizer, *eos: str) -> Vocabulary:
+    eos_token_ids = frozenset(package.token_to_id(token) or 0 for token in eos)
+    return Vocabulary(Tokenizer(package, eos_token_ids), package.get_vocab_size() + PADDING)
+
+
+BYTE_LEVEL = _padded(byte_level_tokenizer(), "</s>", "<|end of turn|>")
+BYTE_FALLBACK = _padded(byte_fallback_tokenizer(), "</s>")
 VOCABULARIES = (BYTE_LEVEL, BYTE_FALLBACK)
