@@ -30,9 +30,20 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def responses(model: Any, *error_statuses: int, events: bool = False) -> dict[int | str, dict[str, Any]]:
-    """For `responses` of a route: what it answers, and its errors."""
+def responses(
+    model: Any, *error_statuses: int, events: bool = False, event_model: type[BaseModel] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """For `responses` of a route: what it answers, and its errors.
+
+    Args:
+        events: it answers with events that are such models.
+        event_model: it answers with `model`, or, if `stream` is true, with events that are this model.
+    """
     success: dict[str, Any] = {"model": model, "description": "Generated text"}
+    if event_model is not None:
+        success["description"] = "Generated text, whole, or as events; what follows `data: ` is then such an object"
+        schema = {"$ref": _REFERENCE.format(model=event_model.__name__)}
+        success["content"] = {"text/event-stream": {"schema": schema}}
     if events:
         success["description"] = "Generated text, one event a token; what follows `data: ` is such an object"
         success["content"] = {"text/event-stream": {}}
@@ -46,7 +57,7 @@ def document(app: FastAPI, request_models: Sequence[type[BaseModel]]) -> Callabl
     """For `app.openapi`: made at the first call.
 
     Args:
-        request_models: those that `request_body` names.
+        request_models: those that `request_body` names, and those of `event_model`.
     """
 
     def openapi() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from text_generation_router.errors import InvalidRequest
 from text_generation_router.generation import Ending
 from text_generation_router.openai.answers import Head, chat_body, usage_of
 from text_generation_router.openai.chunks import DONE, ChatChunks, usage_event
-from text_generation_router.openai.schema import ChatCompletion, ChatRequest, ChatTokens
+from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, ChatTokens
 from text_generation_router.openai.service import Conversation, OpenAiService, event_stream
 from text_generation_router.tokenizer import TextToken, TokenizerError
 
@@ -92,7 +92,7 @@ def add_chat_routes(app: FastAPI, service: OpenAiService) -> None:
         "/v1/chat/completions",
         summary="Continue a conversation, as a whole or, if `stream` is true, as events",
         openapi_extra=request_body(ChatRequest),
-        responses=responses(ChatCompletion, 413, 422, 424, 429, 500, 503),
+        responses=responses(ChatCompletion, 413, 422, 424, 429, 500, 503, event_model=ChatCompletionChunk),
     )
     async def chat_completions(request: Request) -> Response:
         return await answer_chat(service, await read_body(request, ChatRequest, limit_bytes), request)

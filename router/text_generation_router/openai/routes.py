@@ -13,10 +13,24 @@ from text_generation_router.openai.chat import add_chat_routes
 from text_generation_router.openai.completions import add_completion_routes
 from text_generation_router.openai.models import add_model_routes
 from text_generation_router.openai.platforms import Invocation, add_platform_routes
-from text_generation_router.openai.schema import ChatRequest, CompletionRequest, VertexRequest
+from text_generation_router.openai.schema import (
+    ChatCompletionChunk,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    VertexRequest,
+)
 from text_generation_router.openai.service import OpenAiService
 
-OPENAI_REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, Invocation, VertexRequest)
+# What the OpenAPI document names: bodies, and the objects in events.
+OPENAI_MODELS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    Invocation,
+    VertexRequest,
+    ChatCompletionChunk,
+    Completion,
+)
 
 
 def add_openai_routes(

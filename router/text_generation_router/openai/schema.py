@@ -26,8 +26,8 @@ from text_generation_router.parameters import Float32, Int32, UInt32, UInt64
 MAX_CHOICES = 128
 
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
-Penalty = Annotated[Float32, Field(ge=-2, le=2)]
-Bias = Annotated[Float32, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class AsGiven(BaseModel):
@@ -143,7 +143,7 @@ class SamplingFields(BaseModel):
         default=None, description="Stop before one of these; it is not part of the text.", examples=[["\n"]]
     )
     stream: bool | None = Field(default=None, description="Answer with events. Default: false.")
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(default=None, description="What a stream has besides the text.")
 
     @property
     def num_choices(self) -> int:
