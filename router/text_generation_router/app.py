@@ -18,7 +18,7 @@ from text_generation_router.compat import compat_for
 from text_generation_router.generation import Generator, TimeLimits
 from text_generation_router.grammar.compiler import Grammars
 from text_generation_router.metrics import Metrics
-from text_generation_router.openai.routes import OPENAI_REQUEST_MODELS, add_openai_routes
+from text_generation_router.openai.routes import OPENAI_MODELS, add_openai_routes
 from text_generation_router.openai.service import OpenAiService
 from text_generation_router.openai.templates import ChatTemplates
 from text_generation_router.replica import Replica
@@ -99,7 +99,7 @@ def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, 
         openapi_url="/api-doc/openapi.json",
         redirect_slashes=False,
     )
-    app.openapi = document(app, (*REQUEST_MODELS, *OPENAI_REQUEST_MODELS))  # type: ignore[method-assign]
+    app.openapi = document(app, (*REQUEST_MODELS, *OPENAI_MODELS))  # type: ignore[method-assign]
     add_error_handlers(app)
     answer_generate = add_generate_routes(app, service)
     info = _info(settings, replica, limits)
