@@ -1,4 +1,4 @@
-"""`text-generation-router`: serves HTTP for the shards of one replica."""
+"""`text-generation-router`: serves HTTP for the shards of one replica. `print-schema` prints the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import uvloop
 from text_generation_cli.program import start
 
+from text_generation_router.print_schema import schema_text
 from text_generation_router.server import StartError, serve
 from text_generation_router.settings import RouterSettings
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns: the exit status, 0 when told to stop, 1 on a failure, which has been logged."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["print-schema"]:
+        print(schema_text())
+        return 0
     settings, _ = start("text-generation-router", "text_generation_router", RouterSettings, arguments)
     try:
         return uvloop.run(serve(settings))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from text_generation_cli import __version__
 
 from text_generation_router.admission import Gate
 from text_generation_router.api.cors import Cors
+from text_generation_router.api.docs_page import add_docs_route
 from text_generation_router.api.front_door import FrontDoor, add_error_handlers
 from text_generation_router.api.generate import GenerationService, add_generate_routes
 from text_generation_router.api.openapi import REQUEST_MODELS, document
@@ -32,12 +36,22 @@ TGI_VERSION = "3.3.6"
 
 
 class App:
-    """The ASGI application. `close` and `wait_idle` are for an orderly end."""
+    """The ASGI application. `close`, `wait_idle` and `stop_workers` are for an orderly end."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        gate: Gate,
+        metrics: Metrics,
+        openapi: Callable[[], dict[str, Any]],
+        grammars: Grammars | None,
+    ) -> None:
+        """`openapi`: makes the OpenAPI document."""
         self._app = app
         self._gate = gate
+        self._grammars = grammars
         self.metrics = metrics
+        self.openapi = openapi
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -49,6 +63,11 @@ class App:
     async def wait_idle(self) -> None:
         """Return when no request is running."""
         await self._gate.wait_idle()
+
+    def stop_workers(self) -> None:
+        """When nothing is served any more: end the threads that compile grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, templates: ChatTemplates) -> App:
@@ -94,7 +113,7 @@ def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, 
         title="Text generation server",
         description="TGI's HTTP API.",
         version=__version__,
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         openapi_url="/api-doc/openapi.json",
         redirect_slashes=False,
@@ -115,10 +134,11 @@ def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, 
     add_openai_routes(app, openai_service, answer_generate)
     add_tokenize_route(app, gate, tokenizer, settings.payload_limit)
     add_ui_route(app)
+    add_docs_route(app)
     door: ASGIApp = FrontDoor(app)
     if settings.api_key is not None:
         door = ApiKeyGuard(door, settings.api_key)
-    return App(Cors(door, settings.cors_allow_origin), gate, metrics)
+    return App(Cors(door, settings.cors_allow_origin), gate, metrics, app.openapi, grammars)
 
 
 def _compute_type(replica: Replica) -> str:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from text_generation_router.first_error import FirstErrorModel
+
 _MAX_FLOAT32 = 3.4028234663852886e38
 
 
@@ -51,7 +53,7 @@ class RegexGrammar(BaseModel):
 Grammar = Annotated[JsonGrammar | JsonSchemaGrammar | RegexGrammar, Field(discriminator="type")]
 
 
-class GenerateParameters(BaseModel):
+class GenerateParameters(FirstErrorModel):
     best_of: UInt64 | None = Field(
         default=None, description="Generate so many sequences and return the one with the highest mean token logprob."
     )

@@ -35,7 +35,6 @@ from text_generation_router.wire import decode_result, encode_plan
 logger = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
-_STEP_DEADLINE_S = 60.0  # a step that takes longer means a hung device or collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,8 @@ class _Reader:
 
 class Replica:
     """Runs requests on one group of shards. All methods belong to one event loop."""
+
+    step_deadline_s = 60.0  # a step that takes longer means a hung device or collective
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ class Replica:
     async def _check_health(self) -> bool:
         if self._failure is not None:
             return False
-        if self._sent and time.monotonic() - self._sent[0].planning_s > _STEP_DEADLINE_S:
+        if self._sent and time.monotonic() - self._sent[0].planning_s > self.step_deadline_s:
             return False
         if not await self._shards.check_health(_HEALTH_TIMEOUT_S):
             return False

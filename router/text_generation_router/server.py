@@ -78,6 +78,7 @@ async def serve(settings: RouterSettings) -> int:
     server.should_exit = True
     await serving
     await replica.close()
+    app.stop_workers()
     started.tokenizer.close()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)

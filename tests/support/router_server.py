@@ -89,6 +89,7 @@ def router_server(
         server.should_exit = True
         await serving
         await replica.close()
+        app.stop_workers()
         await shard.stop()
 
     def run() -> None:

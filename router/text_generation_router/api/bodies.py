@@ -56,5 +56,8 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
 
 
 def _shown(value: object) -> str:
-    text = orjson.dumps(value).decode()
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # nested deeper than it writes, though it reads that
+        return f"a deeply nested {type(value).__name__}"
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -15,12 +15,15 @@ from text_generation_router.api.schema import CompatGenerateRequest, ErrorRespon
 _REFERENCE = "#/components/schemas/{model}"
 REQUEST_MODELS: tuple[type[BaseModel], ...] = (GenerateRequest, CompatGenerateRequest)
 _ERRORS = {
+    400: "The body is not JSON",
+    401: "The key of --api-key is missing or wrong",
     413: "The body is larger than --payload-limit",
     422: "Input validation error",
     424: "Generation error",
     429: "Model is overloaded",
     500: "Incomplete generation",
     503: "Server is shutting down",
+    504: "The request took longer than --request-timeout-s",
 }
 
 
@@ -47,8 +50,10 @@ def responses(
     if events:
         success["description"] = "Generated text, one event a token; what follows `data: ` is such an object"
         success["content"] = {"text/event-stream": {}}
+    # Every body must be read, every POST may need a key, and whatever generates may take too long.
+    statuses = {400, 401, *error_statuses, *((504,) if 424 in error_statuses else ())}
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in error_statuses
+        status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in sorted(statuses)
     }
     return {200: success, **errors}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request
@@ -60,4 +61,5 @@ def add_tokenize_route(app: FastAPI, gate: Gate, tokenizer: Tokenizer, payload_l
             tokens = await until_disconnect(request.receive, tokenizer.tokenize(body.inputs))
         except TokenizerError as error:
             raise InvalidRequest(f"tokenizer error {error}") from error
-        return JsonResponse(text_tokens(tokens))
+        # A text of 2 MB may have as many tokens: a second of work that others should not wait for.
+        return await asyncio.to_thread(lambda: JsonResponse(text_tokens(tokens)))

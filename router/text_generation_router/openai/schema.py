@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from text_generation_router.api.schema import TextToken
+from text_generation_router.first_error import FirstErrorModel
 from text_generation_router.parameters import Float32, Int32, UInt32, UInt64
 
 # OpenAI's own bound; a request is also bounded by --max-concurrent-requests, as every choice is a sequence.
@@ -30,7 +31,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class AsGiven(BaseModel):
+class AsGiven(FirstErrorModel):
     """A model that remembers its JSON object: chat templates see keys that we do not know, in the order given."""
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -107,7 +108,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = Field(default=None, description="Send a last event with the usage. Default: false.")
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(FirstErrorModel):
     """What chat and text completions have in common."""
 
     model: str | None = Field(default=None, description="Any name is served by the one model.", examples=["tgi"])
@@ -227,7 +228,7 @@ class VertexGenerate(BaseModel):
     parameters: VertexParameters | None = None
 
 
-class VertexRequest(BaseModel):
+class VertexRequest(FirstErrorModel):
     instances: list[VertexGenerate | ChatRequest]
 
 
