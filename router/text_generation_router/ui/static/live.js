@@ -26,7 +26,7 @@ const LATENCIES = [
   { title: "Between tokens", name: BETWEEN_TOKENS },
   { title: "Whole request", name: "tgi_request_duration" },
   { title: "In the queue", name: "tgi_request_queue_duration" },
-  { title: "Step with prompts", name: "tgi_batch_inference_duration", labels: { method: "prefill" } },
+  { title: "Prompt step", name: "tgi_batch_inference_duration", labels: { method: "prefill" } },
   { title: "Decode step", name: "tgi_batch_inference_duration", labels: { method: "decode" } },
   { title: "– on the device", name: "tgi_step_device_duration" },
   { title: "– on the wire", name: "tgi_step_wire_duration" },
@@ -228,7 +228,7 @@ function showReplicas(samples) {
     const cells = [
       total(samples, "tgi_batch_current_size", { replica }),
       total(samples, "tgi_queue_size", { replica }),
-      use ? `${Math.round((use.used / use.blocks) * 100)} %` : "–",
+      use ? percent(use.used / use.blocks) : "–",
     ];
     return make("tr", "", make("th", "", replica), ...cells.map((cell) => make("td", "", String(cell ?? "–"))));
   });
@@ -286,6 +286,7 @@ class Cards {
   set(name, value, note) {
     this.numbers[name].textContent = value;
     this.numbers[`${name}-note`].textContent = note;
+    this.numbers[`${name}-note`].title = note;
   }
 
   requests(running, queued, ...lines) {
@@ -302,10 +303,10 @@ class Cards {
   cache(use, lineOf) {
     if (!use) return;
     const share = use.used / use.blocks;
-    this.set("use", `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`, `of ${quantity(use.blocks)} blocks · ${quantity(use.cached)} cached`);
+    this.set("use", percent(share), `in use · ${percent(use.cached / use.blocks)} cached`);
     this.used.style.width = `${share * 100}%`;
     this.cached.style.width = `${(use.cached / use.blocks) * 100}%`;
-    this.sparks.cache.draw([lineOf(share * 100)], (percent) => `${Math.round(percent)} %`);
+    this.sparks.cache.draw([lineOf(share)], percent);
   }
 
   latencies(found) {
@@ -318,8 +319,7 @@ class Cards {
   }
 
   reuse(hits, prompts, ever, line) {
-    const share = prompts ? `${Math.round((hits / prompts) * 100)} %` : "–";
-    this.set("reuse", share, ever === undefined ? "" : `last minute · ${quantity(ever)} in all`);
+    this.set("reuse", percent(hits / prompts), ever === undefined ? "" : `last minute · ${quantity(ever)} in all`);
     this.sparks.reuse.draw([line], quantity);
   }
 

@@ -360,11 +360,11 @@ class Counts {
     const now = performance.now();
     if (!isFinal && now - this.shown < COUNTS_MS) return;
     this.shown = now;
-    const parts = [plural(this.tokens, "token")];
+    const parts = this.tokens ? [plural(this.tokens, "token")] : [];
     if (this.tokens > 1) parts.push(`${quantity(((this.tokens - 1) / (this.last - this.first)) * 1000)} tokens/s`);
     if (this.first) parts.push(`first after ${seconds((this.first - this.started) / 1000)}`);
     const { promptTokens, seed } = this.ending;
-    if (promptTokens !== undefined) parts.push(`prompt ${promptTokens}`);
+    if (promptTokens !== undefined) parts.push(plural(promptTokens, "prompt token"));
     if (seed !== undefined && seed !== null) parts.push(`seed ${seed}`);
     find("counts").textContent = parts.join(" · ");
   }

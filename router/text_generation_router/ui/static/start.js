@@ -4,10 +4,10 @@
 const THEMES = ["auto", "light", "dark"];
 
 function showView() {
-  const view = ["prompt", "chat", "server"].find((name) => location.hash === `#${name}`) ?? "prompt";
+  const view = ["prompt", "chat", "server"].find((name) => location.hash === `#/${name}`) ?? "prompt";
   document.body.dataset.view = view;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
 }
@@ -28,7 +28,6 @@ function start() {
   showView();
   const playground = new Playground();
   addEventListener("hashchange", () => {
-    scrollTo(0, 0); // a hash names a view, not a place to scroll to
     showView();
     playground.turn();
   });

@@ -41,6 +41,12 @@ function quantity(value) {
   return value >= 100 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
 }
 
+/** Of a share of one. */
+function percent(share) {
+  if (!Number.isFinite(share)) return "–";
+  return `${(share * 100).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
+}
+
 function plural(count, word) {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
