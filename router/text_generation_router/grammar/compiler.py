@@ -23,7 +23,17 @@ from text_generation_router.scheduling.request import Constraint
 from text_generation_router.tokenizer import Tokenizer
 
 _MAX_REMEMBERED = 64
+_MAX_ITEMS = 10_000  # of the parser at one place: about four for each optional key that may come next
 _MAX_REASON = 200  # characters
+# Parts of the engine's messages that speak of the engine, and what is said instead.
+_SAID = (
+    ("NoExtension", "no text that the model can write satisfies it"),
+    ("recursion limit exceeded", "it is nested too deeply"),
+    ("panic", "it is too large"),
+    ("fuel", "it is too complex"),
+    ("too many expressions", "it is too complex"),
+    ("Current row has", "it is too complex"),
+)
 _NICENESS = 5  # a third of the share of a thread that is not nice
 # A mask holds every token that may come. Without this, where the grammar leaves only one text it would hold only that
 # text's usual token, and a run of a million forced characters would be worked out at once.
@@ -118,7 +128,8 @@ def _give_way() -> None:
 
 
 def _match(vocabulary: LLTokenizer, source: str) -> LLMatcher:
-    return LLMatcher(vocabulary, _OPTIONS + source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(max_items_in_row=_MAX_ITEMS, verbose_errors=False)
+    return LLMatcher(vocabulary, _OPTIONS + source, log_level=0, limits=limits)
 
 
 def _regex_source(pattern: str) -> str:
@@ -148,8 +159,7 @@ def _reason(message: str) -> str:
     inner = re.search(r"^error: (.+)$", message, re.MULTILINE)
     line = inner[1] if inner else message.strip().splitlines()[0]
     line = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)
-    if line.startswith("NoExtension"):
-        return "no text that the model can write satisfies it"
-    if "recursion limit exceeded" in line:
-        return "it is nested too deeply"
+    for sign, said in _SAID:
+        if sign in line:
+            return said
     return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]}..."

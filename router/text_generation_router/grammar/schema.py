@@ -18,12 +18,13 @@ from typing import Any
 
 import orjson
 
+from text_generation_router.grammar.combinations import MAX_COMBINATIONS, Combinations
 from text_generation_router.grammar.spec import GrammarError
 
 Schema = dict[str, Any]
 
-# Compiling takes time by the square of it: half a second for 2000.
-MAX_SUBSCHEMAS = 2000
+# Schemas within the schema, and required keys without one. Compiling takes time by their square, half a second for 2000.
+MAX_PARTS = 2000
 _MAX_SHOWN = 100  # characters of a path
 
 _OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": "[ ]", "coerce_one_of": True}
@@ -112,6 +113,9 @@ def prepare_schema(text: str, needs_properties: bool) -> str:
         raise GrammarError.invalid("Grammar must have a 'properties' field")
     if schema is False:
         raise GrammarError.refused("nothing satisfies it")
+    combinations = Combinations(schema)
+    if any(combinations.are_too_many(subschema) for subschema in subschemas):
+        raise GrammarError.refused(f"its branches have more than {MAX_COMBINATIONS} combinations")
     _narrow(subschemas)
     try:
         return orjson.dumps({**(schema if isinstance(schema, dict) else {}), "x-guidance": _OPTIONS}).decode()
@@ -126,12 +130,13 @@ def _subschemas(root: object) -> Iterator[Schema]:
     while waiting:
         schema, path = waiting.pop()
         num_seen += 1
-        if num_seen > MAX_SUBSCHEMAS:
-            raise GrammarError.refused(f"it has more than {MAX_SUBSCHEMAS} parts")
+        if num_seen > MAX_PARTS:
+            raise GrammarError.refused(f"it has more than {MAX_PARTS} parts")
         if isinstance(schema, bool):
             continue
         if not isinstance(schema, dict):
             raise _wrong(path, "an object, true or false")
+        num_seen += _num_unlisted(schema)
         for keyword, value in schema.items():
             here = f"{path}.{keyword}" if path else keyword
             if keyword in _VALUES:
@@ -149,6 +154,13 @@ def _subschemas(root: object) -> Iterator[Schema]:
                     raise _wrong(here, "an object of schemas")
                 waiting.extend((item, f"{here}.{name}") for name, item in value.items())
         yield schema
+
+
+def _num_unlisted(schema: Schema) -> int:
+    required, properties = schema.get("required"), schema.get("properties")
+    if not isinstance(required, list):
+        return 0
+    return sum(not isinstance(properties, dict) or name not in properties for name in required if isinstance(name, str))
 
 
 def _wrong(path: str, wanted: str) -> GrammarError:

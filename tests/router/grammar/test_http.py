@@ -62,6 +62,7 @@ HEAVY: list[dict[str, Any]] = [
     {"type": "regex", "value": "(a|b)*a(a|b){5000}"},
     {"type": "regex", "value": "|".join(f"word{n}" for n in range(20_000))},
     {"type": "json", "value": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+    {"type": "json", "value": {"properties": {"a": {"allOf": [{"anyOf": [{"const": n} for n in range(30)]}] * 2}}}},
     {"type": "json", "value": {"properties": {str(n): {"type": "string", "maxLength": n} for n in range(900)}}},
 ]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, SchemaError
-from text_generation_router.grammar.schema import MAX_SUBSCHEMAS, prepare_schema
+from text_generation_router.grammar.combinations import MAX_COMBINATIONS
+from text_generation_router.grammar.schema import MAX_PARTS, prepare_schema
 from text_generation_router.grammar.spec import GrammarError
 
 KEYWORDS = [
@@ -42,7 +43,7 @@ def is_schema(schema: Any) -> bool:
     return True
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.one_of(VALUES, st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4)))
 def test_what_is_a_schema_is_decided_as_the_meta_schema_does(schema: Any) -> None:
     try:
@@ -107,11 +108,9 @@ def test_names_keep_their_order() -> None:
 
 
 def test_a_schema_of_many_parts_is_refused_and_not_compiled_for_seconds() -> None:
-    prepare_schema(json.dumps({"properties": {str(n): {} for n in range(MAX_SUBSCHEMAS - 1)}}), True)
-    with pytest.raises(
-        GrammarError, match=f"^cannot compile regex from schema: it has more than {MAX_SUBSCHEMAS} parts$"
-    ):
-        prepare_schema(json.dumps({"properties": {str(n): {} for n in range(MAX_SUBSCHEMAS)}}), True)
+    prepare_schema(json.dumps({"properties": {str(n): {} for n in range(MAX_PARTS - 1)}}), True)
+    with pytest.raises(GrammarError, match=f"^cannot compile regex from schema: it has more than {MAX_PARTS} parts$"):
+        prepare_schema(json.dumps({"properties": {str(n): {} for n in range(MAX_PARTS)}}), True)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +143,40 @@ def test_deep_nesting_is_an_answer_and_no_crash(depth: int) -> None:
     else:
         with pytest.raises(GrammarError, match=r"nested too deeply|depth limit"):
             prepare_schema(text, True)
+
+
+def choice(num_branches: int) -> dict[str, Any]:
+    return {"anyOf": [{"const": n} for n in range(num_branches)]}
+
+
+MANY = [
+    {"allOf": [choice(2)] * 11},
+    {"allOf": [choice(33), choice(33)]},
+    {"allOf": [{"$ref": "#/$defs/a~1b"}] * 4, "$defs": {"a/b": choice(6)}},
+    {"anyOf": [choice(600), choice(600)], "oneOf": [{}, {}]},
+    {"properties": {"a": {"allOf": [{"allOf": [choice(6), choice(6)]}, {"allOf": [choice(6), choice(6)]}]}}},
+]
+FEW = [
+    {"allOf": [choice(2)] * 10},
+    choice(1500),
+    {"properties": {str(n): choice(3) for n in range(300)}},
+    {"allOf": [{"$ref": "#"}, {"$ref": "#"}, choice(2)]},
+    {"allOf": [{"$ref": "#/$defs/none"}, {"$ref": "elsewhere"}, {"$ref": "#/allOf/7"}] * 12},
+    {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(1500)}},
+]
+
+
+@pytest.mark.parametrize("schema", MANY)
+def test_branches_that_multiply_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match=f"more than {MAX_COMBINATIONS} combinations$"):
+        prepare_schema(json.dumps(schema), False)
+
+
+@pytest.mark.parametrize("schema", FEW)
+def test_branches_that_only_add_up_are_not(schema: dict[str, Any]) -> None:
+    assert prepare_schema(json.dumps(schema), False)
+
+
+def test_required_keys_without_a_schema_count_as_parts() -> None:
+    with pytest.raises(GrammarError, match="parts"):
+        prepare_schema(json.dumps({"properties": {"a": {}}, "required": [str(n) for n in range(MAX_PARTS)]}), True)

@@ -70,7 +70,7 @@ SOME_SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SCHEMAS, st.integers(0, 10**6), st.sampled_from(VOCABULARIES))
 def test_every_text_under_a_schema_is_json_that_the_schema_accepts(schema: Any, seed: int, vocabulary: Any) -> None:
     Draft202012Validator.check_schema(schema)
@@ -138,7 +138,7 @@ def test_the_whole_text_matches_the_pattern(pattern: str, vocabulary: Any) -> No
 LETTERS = st.sampled_from(list("ab/\\\"'#`%\n\r\t :{}é😀.*"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text(LETTERS, min_size=1, max_size=8))
 def test_an_escaped_text_matches_itself_and_nothing_else(text: str) -> None:
     """A pattern is written into the engine's own language: no character of it may break out."""
@@ -146,7 +146,7 @@ def test_an_escaped_text_matches_itself_and_nothing_else(text: str) -> None:
     assert BYTE_LEVEL.walk(grammar, 0) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.sampled_from(list("ab()[]{}|*+?.\\/^$,1-\n#")), max_size=7), st.integers(0, 100))
 def test_a_random_pattern_is_refused_in_one_line_or_means_what_re_means(pattern: str, seed: int) -> None:
     try:
