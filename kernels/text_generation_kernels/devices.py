@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu_probe import NpuProbe, probe_npu
@@ -15,14 +17,23 @@ class DeviceUnavailable(Exception):
     """The device that was asked for, or that this host is made for, cannot be used. The message is one line."""
 
 
-def select_device(requested: str, rank: int, visible_cards: str | None = None) -> Device:
+def select_device(
+    requested: str,
+    rank: int,
+    visible_cards: str | None = None,
+    *,
+    kv_dtype: torch.dtype | None = None,
+    quantize: str | None = None,
+    native: bool | None = None,
+) -> Device:
     """The device of one process.
 
     Args:
         requested: "auto", "cpu" or "npu". Only "auto" looks for torch_npu.
         rank: of the process in its group. Rank 0 logs the choice that "auto" made.
         visible_cards: the value of ASCEND_RT_VISIBLE_DEVICES, None if it is not set.
-    Raises: DeviceUnavailable.
+        kv_dtype, quantize, native: of `CpuDevice`.
+    Raises: DeviceUnavailable, and what `CpuDevice` raises.
     """
     npu = probe_npu() if requested == "auto" else NpuProbe(installed=False)
     require_cpu(requested, npu)
@@ -30,7 +41,7 @@ def select_device(requested: str, rank: int, visible_cards: str | None = None) -
         logger.info("torch_npu is not installed: running on the CPU")
         if visible_cards is not None:
             logger.warning("ASCEND_RT_VISIBLE_DEVICES=%s has no effect without torch_npu", visible_cards)
-    return CpuDevice()
+    return CpuDevice(kv_dtype, quantize, native)
 
 
 def require_cpu(requested: str, npu: NpuProbe) -> None:

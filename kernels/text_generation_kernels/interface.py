@@ -8,6 +8,7 @@ of packed weights and of the KV cache belong to the backend: nothing outside it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,40 @@ class StepMetadata:
         return self.cu_seqlens_q[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """All that differs from one step of a model to the next."""
+
+    token_ids: Tensor  # [num_tokens] int64 on the device
+    step: StepMetadata
+    sampled: (
+        Tensor  # [num_sampled] int64 on the device: the tokens, by place in the flat batch, whose logits are wanted
+    )
+
+
+# A model step as ops: from its inputs to logits [num_sampled, vocab_size].
+StepFunction = Callable[[StepInputs], Tensor]
+
+
+class CaptureRefused(Exception):
+    """A step cannot be captured. The message names the op, or the device, that stands in the way."""
+
+
+class CapturedStep(ABC):
+    """A step function that was recorded once and is replayed as a whole, over memory of its own."""
+
+    max_tokens: int
+    max_sampled: int
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """Whether the step is small enough to be replayed."""
+        return inputs.step.num_tokens <= self.max_tokens and len(inputs.sampled) <= self.max_sampled
+
+    @abstractmethod
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """What the function returns, to the last bit; the caller's until the next call."""
+
+
 class Ops(ABC):
     """The ops. Every implementation has the same signatures and the same side effects.
 
@@ -66,6 +101,16 @@ class Ops(ABC):
 
     name: str
     activation_dtype: torch.dtype
+
+    @property
+    def description(self) -> str:
+        """What computes, in a few words, for a log line."""
+        return self.name
+
+    @property
+    @abstractmethod
+    def embeds_packed(self) -> bool:
+        """Whether `embedding` can read what `pack_weight` made, so that a tied pair is held once."""
 
     @abstractmethod
     def pack_weight(self, weight: Tensor) -> PackedWeight:
@@ -88,12 +133,12 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Rows of an embedding table.
+    def embedding(self, token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+        """Rows of a table: of token embeddings, of rotary angles by position, of hidden states by place.
 
         Args:
             token_ids: [num_tokens] int64, each within the table.
-            weight: [num_embeddings, hidden_size], the checkpoint's dtype.
+            weight: [num_embeddings, hidden_size], any float dtype; where `embeds_packed`, packed too.
         Returns: [num_tokens, hidden_size] dtype.
         """
 
@@ -208,3 +253,13 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything launched has finished; errors of the device surface here."""
+
+    @abstractmethod
+    def capture(self, function: StepFunction, max_tokens: int, max_sampled: int) -> CapturedStep:
+        """Record a step function, so that steps up to a size can be replayed without the host's work between ops.
+
+        The function is run a few times on made-up tokens, which write nothing into the caches. Whatever it does between
+        ops must be views.
+
+        Raises: CaptureRefused.
+        """

@@ -18,6 +18,10 @@ class ReferenceOps(Ops):
     name = "reference"
     activation_dtype = torch.float32
 
+    @property
+    def embeds_packed(self) -> bool:
+        return True
+
     def pack_weight(self, weight: Tensor) -> PackedWeight:
         data = weight.to(torch.float32).contiguous()
         out_features, in_features = data.shape
@@ -30,9 +34,10 @@ class ReferenceOps(Ops):
             y += bias.double()
         return y.float()
 
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        rows = [weight[token_id].float() for token_id in token_ids.tolist()]
-        return torch.stack(rows) if rows else torch.zeros(0, weight.shape[1])
+    def embedding(self, token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+        table: Tensor = weight.data if isinstance(weight, PackedWeight) else weight
+        rows = [table[token_id].float() for token_id in token_ids.tolist()]
+        return torch.stack(rows) if rows else torch.zeros(0, table.shape[1])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.double()

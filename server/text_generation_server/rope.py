@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from text_generation_kernels.interface import Device
 from torch import Tensor
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -110,16 +111,17 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 class RopeTable:
     """Cosines and sines of every position, looked up once a step."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int, device: Device) -> None:
         """
         Args:
             max_positions: positions [0, max_positions) can be looked up; also chooses the base of "dynamic".
         """
+        self._ops = device.ops
         frequencies, attention_factor = rope_frequencies(rope, head_dim, max_positions)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        self.cos = (angles.cos() * attention_factor).to(device)  # [max_positions, head_dim / 2] float32
-        self.sin = (angles.sin() * attention_factor).to(device)  # the same
+        self.cos = (angles.cos() * attention_factor).to(device.torch_device)  # [max_positions, head_dim / 2] float32
+        self.sin = (angles.sin() * attention_factor).to(device.torch_device)  # the same
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [num_tokens, head_dim / 2] float32, of positions [num_tokens] int64."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        return self._ops.embedding(positions, self.cos), self._ops.embedding(positions, self.sin)

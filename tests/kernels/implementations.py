@@ -1,14 +1,24 @@
-"""The backends that every op test runs on. A new backend is one more line in IMPLEMENTATIONS."""
+"""The backends that every op test runs on. A new backend is one more line in IMPLEMENTATIONS.
+
+Native kernels are run on every instruction set that the library and this processor share, with one thread and with two.
+Without a library they are skipped, and say so.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Device, Ops
+from text_generation_kernels.native.library import Library, LibraryUnavailable, load_library
+from text_generation_kernels.native.ops import NativeCpuOps
 from torch import Tensor
+
+from tests.kernels.paged_steps import Heads
 
 
 @dataclass(frozen=True)
@@ -18,9 +28,46 @@ class Implementation:
     name: str
     make: Callable[[], Device]
     tolerance: float  # absolute and relative, for inputs of size 1
+    kv_dtype: torch.dtype = torch.float32  # what keys and values are rounded to
+    is_exact_in_any_batch: bool = False  # whether a row is the same to the last bit whatever stands beside it
 
 
-IMPLEMENTATIONS = (Implementation("cpu", CpuDevice, tolerance=1e-5),)
+def library_or_skip() -> Library:
+    try:
+        return load_library()
+    except LibraryUnavailable as error:
+        pytest.skip(str(error))
+
+
+def native_device(instruction_set: str, num_threads: int, kv_dtype: torch.dtype) -> CpuDevice:
+    library = library_or_skip()
+    if instruction_set not in library.instruction_sets:
+        pytest.skip(f"this processor or this library has no {instruction_set}")
+    device = CpuDevice(native=True)
+    device.ops = NativeCpuOps(library, num_threads, instruction_set, kv_dtype)
+    return device
+
+
+def native(instruction_set: str, num_threads: int, kv_dtype: torch.dtype) -> Implementation:
+    def make() -> Device:
+        return native_device(instruction_set, num_threads, kv_dtype)
+
+    name = f"{instruction_set}-{num_threads}-{str(kv_dtype).removeprefix('torch.')}"
+    return Implementation(name, make, 1e-5, kv_dtype, is_exact_in_any_batch=True)
+
+
+_NATIVE_X86 = (
+    native("avx2", 1, torch.float32),
+    native("avx2", 2, torch.bfloat16),
+    native("avx512", 1, torch.bfloat16),
+    native("avx512", 2, torch.float32),
+)
+_NATIVE_ARM = (native("neon", 1, torch.float32), native("neon", 2, torch.bfloat16))
+
+IMPLEMENTATIONS = (
+    Implementation("torch", lambda: CpuDevice(native=False), tolerance=1e-5),
+    *(_NATIVE_ARM if platform.machine() == "aarch64" else _NATIVE_X86),
+)
 
 
 class Backend:
@@ -29,6 +76,8 @@ class Backend:
     def __init__(self, implementation: Implementation) -> None:
         self.device = implementation.make()
         self.tolerance = implementation.tolerance
+        self.kv_dtype = implementation.kv_dtype
+        self.is_exact_in_any_batch = implementation.is_exact_in_any_batch
 
     @property
     def ops(self) -> Ops:
@@ -43,7 +92,22 @@ class Backend:
         """What the reference must be given to see the same numbers: float32 on the CPU."""
         return x.to(self.ops.activation_dtype).float()
 
+    def rounded_kv(self, x: Tensor) -> Tensor:
+        """The same for keys and values, which lose digits in the cache."""
+        return x.to(self.kv_dtype).float()
+
+    def heads(self, heads: Heads) -> Heads:
+        """Heads whose keys and values the cache holds as they are."""
+        return replace(heads, kv_dtype=self.kv_dtype)
+
     def assert_close(self, actual: Tensor, expected: Tensor) -> None:
         assert actual.dtype == self.ops.activation_dtype
         assert actual.device.type == self.device.torch_device.type
         torch.testing.assert_close(actual.float().cpu(), expected, atol=self.tolerance, rtol=self.tolerance)
+
+    def assert_same_row(self, actual: Tensor, expected: Tensor) -> None:
+        """Equal to the last bit where the backend promises it, else close."""
+        if self.is_exact_in_any_batch:
+            assert torch.equal(actual, expected)
+        else:
+            torch.testing.assert_close(actual, expected, atol=self.tolerance, rtol=self.tolerance)

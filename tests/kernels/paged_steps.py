@@ -20,6 +20,10 @@ class Heads:
     num_heads: int = 9
     num_kv_heads: int = 3
     head_dim: int = 64
+    kv_dtype: torch.dtype = torch.float32  # that keys and values are rounded to, so that a cache of it holds them
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}-{self.num_kv_heads}-{self.head_dim}"
 
     @property
     def scale(self) -> float:
@@ -46,7 +50,7 @@ class Row:
         generator = torch.Generator().manual_seed(self.seed)
         fused = torch.randn(self.kv_len, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim, generator=generator)
         q, k, v = torch.split(fused, [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
-        return q, k, v
+        return q, k.to(heads.kv_dtype).float(), v.to(heads.kv_dtype).float()
 
 
 @dataclass(frozen=True)

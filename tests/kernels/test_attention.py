@@ -31,20 +31,20 @@ def attend_on(
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_attention_equals_the_reference(backend: Backend, rows: tuple[Row, ...], heads: Heads) -> None:
-    step = build_step(rows, heads, backend.device.default_block_size)
+    step = build_step(rows, backend.heads(heads), backend.device.default_block_size)
     actual = attend(backend.ops, step, backend.device.torch_device)
     torch.testing.assert_close(actual, attend(REFERENCE, step), atol=backend.tolerance, rtol=backend.tolerance)
 
 
 @pytest.mark.parametrize("rows", [(Row(0, 600),), (Row(100, 257, 1), Row(1300, 1, 2)), (Row(0, 256),)], ids=str)
 def test_long_rows_equal_torch_attention(backend: Backend, rows: tuple[Row, ...]) -> None:
-    step = build_step(rows, Heads(4, 2, 16), backend.device.default_block_size)
+    step = build_step(rows, backend.heads(Heads(4, 2, 16)), backend.device.default_block_size)
     actual = attend(backend.ops, step, backend.device.torch_device)
     torch.testing.assert_close(actual, contiguous_attention(step), atol=backend.tolerance, rtol=backend.tolerance)
 
 
 def test_queries_may_be_views_into_a_fused_projection(backend: Backend) -> None:
-    step = build_step(ROWS["mixed"], Heads(), backend.device.default_block_size)
+    step = build_step(ROWS["mixed"], backend.heads(Heads()), backend.device.default_block_size)
     fused = torch.randn(step.q.shape[0], 15, 64)
     fused[:, :9] = step.q
     strided = replace(step, q=fused[:, :9])
@@ -102,21 +102,21 @@ any_rows = st.one_of(decode_rows, decode_rows, chunk_rows)
 def test_a_row_is_the_same_alone_and_among_neighbours(
     backend: Backend, row: Row, before: list[Row], after: list[Row], seed: int
 ) -> None:
-    heads, block_size = Heads(6, 2, 16), backend.device.default_block_size
+    heads, block_size = backend.heads(Heads(6, 2, 16)), backend.device.default_block_size
     alone = attend_on(backend, (row,), heads, block_size)
     crowd = attend_on(backend, (*before, row, *after), heads, block_size, seed)
     first = sum(neighbour.new for neighbour in before)
-    torch.testing.assert_close(crowd[first : first + row.new], alone, atol=backend.tolerance, rtol=backend.tolerance)
+    backend.assert_same_row(crowd[first : first + row.new], alone)
 
 
 @PROPERTY
 @given(cuts=st.lists(st.integers(1, 60), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_chunks_give_what_the_whole_gives(backend: Backend, cuts: list[int], seed: int) -> None:
-    heads, block_size = Heads(6, 2, 16), backend.device.default_block_size
+    heads, block_size = backend.heads(Heads(6, 2, 16)), backend.device.default_block_size
     whole = attend_on(backend, (Row(0, sum(cuts), seed),), heads, block_size)
     starts = [sum(cuts[:index]) for index in range(len(cuts))]
     chunks = [
         attend_on(backend, (Row(start, size, seed),), heads, block_size, seed=size)
         for start, size in zip(starts, cuts, strict=True)
     ]
-    torch.testing.assert_close(torch.cat(chunks), whole, atol=backend.tolerance, rtol=backend.tolerance)
+    backend.assert_same_row(torch.cat(chunks), whole)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from text_generation_kernels.reference import ReferenceOps
 
 from tests.kernels.implementations import Backend
@@ -12,6 +14,9 @@ from tests.kernels.paged_steps import Heads, Row, build_step, filled_cache
 REFERENCE = ReferenceOps()
 NUM_TOKENS = (0, 1, 15, 16, 17, 130)
 SIZES = (16, 80, 576, 129)
+PROPERTY = settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -51,6 +56,16 @@ def test_embedding(backend: Backend, num_tokens: int, dtype: torch.dtype) -> Non
     token_ids = torch.randint(50, (num_tokens,), generator=torch.Generator().manual_seed(0))
     actual = backend.ops.embedding(token_ids.to(backend.device.torch_device), weight.to(backend.device.torch_device))
     backend.assert_close(actual, REFERENCE.embedding(token_ids, weight))
+
+
+@pytest.mark.parametrize("width", [24, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_embedding_in_a_packed_weight_is_that_in_the_weight(backend: Backend, width: int, dtype: torch.dtype) -> None:
+    weight = randn(50, width).to(dtype)
+    assert backend.ops.embeds_packed
+    token_ids = torch.tensor([0, 49, 15, 16, 17, 49])
+    actual = backend.ops.embedding(token_ids.to(backend.device.torch_device), backend.ops.pack_weight(weight))
+    assert torch.equal(actual.cpu(), weight[token_ids].to(backend.ops.activation_dtype))
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
@@ -150,7 +165,7 @@ def test_the_default_block_size_is_allowed(backend: Backend) -> None:
 def test_tokens_at_slot_minus_one_are_not_stored(backend: Backend, kept: tuple[int, ...]) -> None:
     # The row holds 20 tokens; its last four are stored again with other contents, where they are kept.
     ops, device = backend.ops, backend.device.torch_device
-    heads = Heads()
+    heads = backend.heads(Heads())
     step = build_step((Row(19, 1),), heads, backend.device.default_block_size)
     cache, reference_cache = filled_cache(ops, step, device), filled_cache(REFERENCE, step, torch.device("cpu"))
     fused = randn(4, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
@@ -159,7 +174,7 @@ def test_tokens_at_slot_minus_one_are_not_stored(backend: Backend, kept: tuple[i
     slots[[token for token in range(4) if token not in kept]] = -1
     given = backend.put(fused)
     ops.store_kv(given[:, 9:12], given[:, 12:], cache, slots.to(device))
-    REFERENCE.store_kv(backend.rounded(k), backend.rounded(v), reference_cache, slots)
+    REFERENCE.store_kv(backend.rounded_kv(k), backend.rounded_kv(v), reference_cache, slots)
     actual = ops.attention(backend.put(step.q), cache, step.metadata, heads.scale)
     expected = REFERENCE.attention(backend.rounded(step.q), reference_cache, step.metadata, heads.scale)
     backend.assert_close(actual, expected)
@@ -171,3 +186,31 @@ def test_an_empty_step_stores_nothing(backend: Backend) -> None:
     nothing = backend.put(torch.zeros(0, 3, 64))
     ops.store_kv(nothing, nothing, cache, torch.zeros(0, dtype=torch.int32, device=device))
     assert not cache.k.any()
+
+
+@PROPERTY
+@given(num_rows=st.integers(1, 70), row=st.integers(0, 69), shape=st.sampled_from([(960, 576), (33, 129), (80, 1200)]))
+def test_a_row_of_a_linear_is_the_same_alone_and_in_any_batch(
+    backend: Backend, num_rows: int, row: int, shape: tuple[int, int]
+) -> None:
+    row %= num_rows
+    packed = backend.ops.pack_weight(randn(*shape, seed=1) * shape[1] ** -0.5)
+    x = backend.put(randn(num_rows, shape[1], seed=num_rows))
+    backend.assert_same_row(backend.ops.linear(x, packed)[row : row + 1], backend.ops.linear(x[row : row + 1], packed))
+
+
+@PROPERTY
+@given(num_rows=st.integers(1, 70), row=st.integers(0, 69), size=st.sampled_from(SIZES))
+def test_a_row_of_a_norm_or_of_silu_is_the_same_alone_and_in_any_batch(
+    backend: Backend, num_rows: int, row: int, size: int
+) -> None:
+    row %= num_rows
+    ops, weight = backend.ops, backend.put(randn(size, seed=2))
+    x, residual = backend.put(randn(num_rows, size, seed=num_rows)), backend.put(randn(num_rows, size, seed=99))
+    alone = slice(row, row + 1)
+    backend.assert_same_row(ops.rms_norm(x, weight, 1e-5)[alone], ops.rms_norm(x[alone], weight, 1e-5))
+    whole = ops.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    for one, of_many in zip(ops.add_rms_norm(x[alone], residual[alone].clone(), weight, 1e-5), whole, strict=True):
+        backend.assert_same_row(of_many[alone], one)
+    gated = torch.cat([x, residual], dim=1)
+    backend.assert_same_row(ops.silu_and_mul(gated)[alone], ops.silu_and_mul(gated[alone]))

@@ -19,6 +19,8 @@ import httpx
 import psutil
 
 START_TIMEOUT_S = 120.0
+# Answers are compared with transformers to 1e-4, which keys and values in bfloat16 are too coarse for.
+_ENVIRON = {"OMP_NUM_THREADS": "1", "KV_CACHE_DTYPE": "float32"}
 STOP_TIMEOUT_S = 30.0
 
 
@@ -103,7 +105,7 @@ def start_launcher(
                 launcher_command("--port", str(port), *sockets, *arguments),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+                env={**os.environ, **_ENVIRON, **(environ or {})},
                 cwd=cwd,
             )
         server = Server(process, port, log_path)

@@ -26,7 +26,8 @@ class Embedding:
 
     ops: Ops
     group: TensorParallelGroup
-    table: Tensor  # [rows of this rank, hidden_size], the checkpoint's dtype
+    table: Tensor | PackedWeight  # [rows of this rank, hidden_size]; packed: the head's too
+    dtype: torch.dtype  # of its numbers
     span: Span  # their token ids
 
     def __call__(self, token_ids: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class Head:
 
 
 def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParallelGroup) -> tuple[Embedding, Head]:
-    """Read embedding and head; a tied pair is read once, and kept once where the packed layout is the plain one.
+    """Read embedding and head; a tied pair is read once, and kept once where the ops find rows in a packed weight.
 
     Tied is what config.json says, or, where it is silent, what lacks `lm_head.weight`. A tied checkpoint that ships
     both matrices is tied if they are equal; else the shipped head is used, as transformers does, and a warning says so.
@@ -82,4 +83,6 @@ def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParal
                 f"the head is used as it was shipped"
             )
             head = shipped
-    return Embedding(ops, group, table, span), Head(ops, group, ops.pack_weight(head), vocab_size)
+    packed = ops.pack_weight(head)
+    shared = packed if head is table and ops.embeds_packed else table
+    return Embedding(ops, group, shared, table.dtype, span), Head(ops, group, packed, vocab_size)

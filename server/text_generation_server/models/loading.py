@@ -80,9 +80,9 @@ def load_model(
     return CausalLM(
         config=config,
         device=device,
-        dtype=dtype or embedding.table.dtype,
+        dtype=dtype or embedding.dtype,
         max_positions=max_positions,
-        rope=RopeTable(config.rope, config.head_dim, max_positions, device.torch_device),
+        rope=RopeTable(config.rope, config.head_dim, max_positions, device),
         embedding=embedding,
         layers=tuple(layers),
         norm=norm,

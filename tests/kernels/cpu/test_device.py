@@ -7,7 +7,7 @@ from text_generation_kernels.cpu.device import CpuDevice, read_model_name
 
 
 def test_the_cpu_describes_itself() -> None:
-    device = CpuDevice()
+    device = CpuDevice(native=False)
     assert (device.kind, device.torch_device, device.process_group_backend) == ("cpu", torch.device("cpu"), "gloo")
     assert (device.default_block_size, device.ops.name, device.ops.activation_dtype) == (16, "cpu", torch.float32)
     assert device.name

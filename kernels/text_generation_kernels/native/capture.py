@@ -1,0 +1,230 @@
+"""Recording a model step as a list of instructions, and running it again in one call.
+
+The step's function runs once on a few made-up tokens, through the same ops. What each op read and wrote is known by the
+memory behind its tensors; from that follows which results are still needed when, and so which may share memory. The
+instructions then point into memory for the largest step, and only counts differ from step to step. Whatever happens
+between ops must therefore be views: anything that computes cannot be replayed. It is refused where it shows, and, since
+work in place does not show, the recording is run against the function on other rows before it is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from text_generation_kernels.interface import CapturedStep, CaptureRefused, StepFunction, StepInputs, StepMetadata
+from text_generation_kernels.native import library as c
+from text_generation_kernels.native.library import Ids, Op, Rows
+from text_generation_kernels.native.ops import NativeCpuOps, StepArguments
+
+# Results begin at whole cache lines.
+_ALIGNMENT_FLOATS = 16
+
+
+@dataclass(slots=True)
+class _Value:
+    """A result of the recorded step: memory with as many floats for each row."""
+
+    rows: Rows
+    width: int
+    first_use: int  # index of the instruction that writes it
+    last_use: int
+    keeper: Tensor  # keeps the memory, so that no later result has the same address
+    place: int = 0  # its first float, for one row
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """A field of an instruction that points `column` floats into a value's rows."""
+
+    field: str
+    value: _Value
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    instruction: c.Instruction
+    pointers: tuple[_Pointer, ...]
+
+
+class StepRecorder:
+    """Takes down the instructions of one run over `inputs`."""
+
+    def __init__(self, inputs: StepInputs) -> None:
+        self._inputs = inputs
+        self._values: dict[int, _Value] = {}  # by address of their memory
+        self._ids = {
+            inputs.token_ids.data_ptr(): Ids.TOKEN_IDS,
+            inputs.step.positions.data_ptr(): Ids.POSITIONS,
+            inputs.sampled.data_ptr(): Ids.SAMPLED_TOKENS,
+        }
+        self.recorded: list[_Recorded] = []
+        self.constants: list[object] = []
+
+    def add(
+        self,
+        instruction: c.Instruction,
+        reads: Mapping[str, Tensor],
+        writes: Mapping[str, Tensor],
+        *,
+        ids: Tensor | None,
+        constants: tuple[object, ...],
+    ) -> None:
+        op = Op(instruction.op)
+        copy = c.Instruction.from_buffer_copy(instruction)
+        rows = self._rows(op, copy, reads, ids)
+        copy.rows = rows
+        pointers: list[_Pointer] = []
+        for field, tensor in reads.items():
+            value = self._values.get(_address(tensor))
+            if value is not None:
+                value.last_use = len(self.recorded)
+                pointers.append(_Pointer(field, value, _column(tensor)))
+            elif field != "table":  # an embedding's table may be a weight
+                raise CaptureRefused(f"{op.name.lower()}: {field} was computed by something that is not a native op")
+        for field, tensor in writes.items():
+            width = tensor.untyped_storage().nbytes() // 4 // max(len(tensor), 1)
+            value = _Value(rows, width, len(self.recorded), len(self.recorded), tensor)
+            self._values[_address(tensor)] = value
+            pointers.append(_Pointer(field, value, 0))
+        self.recorded.append(_Recorded(copy, tuple(pointers)))
+        self.constants += constants
+
+    def result(self, tensor: Tensor) -> _Value:
+        """The value that the step's function returned, kept to the end."""
+        value = self._values.get(_address(tensor))
+        if value is None:
+            raise CaptureRefused("the step's result was computed by something that is not a native op")
+        value.last_use = len(self.recorded)
+        return value
+
+    def values(self) -> list[_Value]:
+        return list(self._values.values())
+
+    def _rows(self, op: Op, instruction: c.Instruction, reads: Mapping[str, Tensor], ids: Tensor | None) -> Rows:
+        if op is Op.EMBEDDING:
+            assert ids is not None
+            source = self._ids.get(ids.data_ptr())
+            if source is None:
+                raise CaptureRefused("embedding: the ids are none of the step's own")
+            instruction.arguments.embedding.ids = source
+            return Rows.SAMPLED if source is Ids.SAMPLED_TOKENS else Rows.TOKENS
+        step = self._inputs.step
+        own = {Op.STORE_KV: step.slot_mapping, Op.ATTENTION: step.block_tables}.get(op)
+        if own is not None and (ids is None or ids.data_ptr() != own.data_ptr()):
+            raise CaptureRefused(f"{op.name.lower()}: the slots or blocks are not the step's own")
+        kinds = {value.rows for value in (self._values.get(_address(x)) for x in reads.values()) if value is not None}
+        if len(kinds) > 1:
+            raise CaptureRefused(f"{op.name.lower()}: reads all tokens and the sampled ones")
+        return kinds.pop() if kinds else Rows.TOKENS
+
+
+class NativeStep(CapturedStep):
+    """A recorded step over memory of its own."""
+
+    def __init__(
+        self, ops: NativeCpuOps, recorder: StepRecorder, result: _Value, max_tokens: int, max_sampled: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_sampled = max_sampled
+        self._team = ops.team
+        self._count = len(recorder.recorded)
+        limits = {Rows.TOKENS: max_tokens, Rows.SAMPLED: max_sampled}
+        size = place_values(recorder.values(), limits)
+        self._memory = torch.empty(size + _ALIGNMENT_FLOATS)
+        start = self._memory.data_ptr() + -self._memory.data_ptr() % (4 * _ALIGNMENT_FLOATS)
+        instructions = (c.Instruction * self._count)()
+        for index, recorded in enumerate(recorder.recorded):
+            instructions[index] = recorded.instruction
+            op = Op(recorded.instruction.op)
+            arguments = getattr(instructions[index].arguments, c.MEMBERS[op])
+            for pointer in recorded.pointers:
+                address = start + 4 * (pointer.value.place + pointer.column)
+                setattr(arguments, pointer.field, address)
+                if pointer.field == "table":
+                    arguments.table_rows = limits[pointer.value.rows]
+        self._instructions = instructions
+        self._constants = recorder.constants  # weights and caches that the instructions point into
+        first = (start - self._memory.data_ptr()) // 4 + result.place
+        self._result = self._memory[first : first + limits[result.rows] * result.width].view(-1, result.width)
+        self._result_rows = result.rows
+        self._step = StepArguments()
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        if not self.fits(inputs):
+            raise ValueError(
+                f"a step of {inputs.step.num_tokens} tokens, {len(inputs.sampled)} of them sampled, was given to one "
+                f"captured for {self.max_tokens} and {self.max_sampled}"
+            )
+        self._step.set_rows(inputs.step)
+        self._step.set_tokens(inputs.token_ids, inputs.sampled)
+        self._team.run(self._instructions, self._count, self._step.struct)
+        return self._result[: len(inputs.sampled) if self._result_rows is Rows.SAMPLED else inputs.step.num_tokens]
+
+
+def place_values(values: list[_Value], limits: Mapping[Rows, int]) -> int:
+    """Give every value a place, such that no two that are needed at the same time overlap. Returns floats in all.
+
+    First fit, in the order in which they are made: an op never writes over what it reads.
+    """
+    placed: list[_Value] = []
+    end = 0
+
+    def size(value: _Value) -> int:
+        return -(-value.width * limits[value.rows] // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
+
+    for value in sorted(values, key=lambda value: value.first_use):
+        placed = [other for other in placed if other.last_use >= value.first_use]
+        place = 0
+        for other in sorted(placed, key=lambda other: other.place):
+            if place + size(value) <= other.place:
+                break
+            place = max(place, other.place + size(other))
+        value.place = place
+        placed.append(value)
+        end = max(end, place + size(value))
+    return end
+
+
+def capture(ops: NativeCpuOps, function: StepFunction, max_tokens: int, max_sampled: int) -> NativeStep:
+    """Record `function` over a few made-up tokens that write nothing into the caches.
+
+    Raises: CaptureRefused, naming the op that cannot be replayed.
+    """
+    inputs = example((3,), sampled=(2,))
+    recorder = StepRecorder(inputs)
+    ops.recorder = recorder
+    try:
+        result = recorder.result(function(inputs))
+    finally:
+        ops.recorder = None
+    step = NativeStep(ops, recorder, result, max(max_tokens, 6), max(max_sampled, 3))
+    for other in (inputs, example((2, 1, 3), sampled=(1, 2, 4))):
+        if not torch.equal(step(other), function(other)):
+            raise CaptureRefused("the recorded step gives other numbers: something between the ops computes in place")
+    return step
+
+
+def example(lengths: tuple[int, ...], sampled: tuple[int, ...]) -> StepInputs:
+    """Prompts of these lengths, all in block 0, which they read and do not write."""
+    total = sum(lengths)
+    step = StepMetadata(
+        positions=torch.tensor([position for length in lengths for position in range(length)]),
+        slot_mapping=torch.full((total,), -1, dtype=torch.int32),
+        block_tables=torch.zeros(len(lengths), 1, dtype=torch.int32),
+        cu_seqlens_q=(0, *(sum(lengths[: index + 1]) for index in range(len(lengths)))),
+        kv_lens=lengths,
+    )
+    return StepInputs(torch.arange(total) % 2, step, torch.tensor(sampled))
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _column(tensor: Tensor) -> int:
+    return (tensor.data_ptr() - _address(tensor)) // 4

@@ -1,0 +1,51 @@
+// Makes the ops' table for the instruction set TGK_ISA. Included once by each kernels_*.cpp.
+#pragma once
+
+#include "attention.h"
+#include "kernels.h"
+#include "linear.h"
+#include "rowwise.h"
+#include "sampling.h"
+
+namespace tgk {
+namespace TGK_ISA {
+
+static const int64_t* ids_of(const TgkEmbedding& a, const TgkStep& step) {
+  return a.ids == TGK_TOKEN_IDS ? step.token_ids : a.ids == TGK_POSITIONS ? step.positions : step.sampled;
+}
+
+static void run(const TgkInstruction& instruction, const TgkStep& step, Team& team, int thread) {
+  const int64_t num_rows = instruction.rows == TGK_TOKENS ? step.num_tokens : step.num_sampled;
+  const Span rows = part_of(num_rows, thread, team.size());
+  switch (instruction.op) {
+    case TGK_LINEAR:
+      return linear(instruction.linear, num_rows, thread, team.size());
+    case TGK_EMBEDDING:
+      return embedding(instruction.embedding, ids_of(instruction.embedding, step), rows);
+    case TGK_RMS_NORM:
+    case TGK_ADD_RMS_NORM:
+      return norm(instruction.norm, rows);
+    case TGK_ROTARY:
+      return rotary(instruction.rotary, rows);
+    case TGK_SILU_AND_MUL:
+      return silu_and_mul(instruction.silu, num_rows, thread, team.size());
+    case TGK_STORE_KV:
+      return store_kv(instruction.store_kv, step.slot_mapping, rows);
+    case TGK_ATTENTION:
+      return attention(instruction.attention, step, team, thread);
+  }
+}
+
+static void token_logprobs_of_rows(const float* logits, int64_t stride, int64_t first_row, int64_t end_row,
+                                   int64_t vocab_size, const int64_t* chosen, int64_t* best, float* logprobs) {
+  token_logprobs(logits, stride, {first_row, end_row}, vocab_size, chosen, best, logprobs);
+}
+
+}  // namespace TGK_ISA
+}  // namespace tgk
+
+#define TGK_KERNELS(name, runs_here)                                                      \
+  {                                                                                       \
+    name, runs_here, TGK_ISA::run, TGK_ISA::attention_scratch_bytes,                      \
+        TGK_ISA::attention_shared_bytes, TGK_ISA::token_logprobs_of_rows                  \
+  }

@@ -1,0 +1,255 @@
+// Sixteen float32 lanes on each instruction set: the only file that knows intrinsics.
+//
+// Included by the kernels_*.cpp files, each compiled with its own flags and TGK_ISA set to its namespace. Nothing here,
+// or in what includes it, may instantiate standard library templates: the linker would keep one copy for all sets.
+// A lane's result never depends on the other lanes. Products are fused with their sum only where `fma` says so.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define TGK_INLINE inline __attribute__((always_inline))
+#define TGK_UNROLL _Pragma("GCC unroll 16")
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace tgk {
+namespace TGK_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+// Sixteen-lane accumulators that fit the registers beside the operands of a matrix product.
+constexpr int kMaxAccumulators = 24;
+
+struct Vec {
+  __m512 v;
+};
+
+TGK_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
+TGK_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+TGK_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+TGK_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+TGK_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TGK_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+TGK_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// The larger; `b` where either is NaN.
+TGK_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+TGK_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+TGK_INLINE Vec round_to_integer(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a * 2^n for an integral n within the exponents of normal numbers.
+TGK_INLINE Vec scale_by_power(Vec a, Vec n) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_cvtps_epi32(n.v), 23)))};
+}
+// Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
+TGK_INLINE Vec load_bf16_low(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+TGK_INLINE Vec load_bf16_high(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)))};
+}
+TGK_INLINE Vec load_bf16(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+TGK_INLINE Vec load_f16(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+TGK_INLINE Vec load_i8(const void* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+TGK_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+#elif defined(__AVX2__)
+
+constexpr int kMaxAccumulators = 6;
+
+struct Vec {
+  __m256 lo, hi;
+};
+
+TGK_INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+TGK_INLINE Vec splat(float x) {
+  __m256 v = _mm256_set1_ps(x);
+  return {v, v};
+}
+TGK_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TGK_INLINE void store(float* p, Vec a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+TGK_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+// The larger; `b` where either is NaN.
+TGK_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+TGK_INLINE Vec round_to_integer(Vec a) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
+}
+// a * 2^n for an integral n within the exponents of normal numbers.
+TGK_INLINE Vec scale_by_power(Vec a, Vec n) {
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), _mm256_slli_epi32(_mm256_cvtps_epi32(n.lo), 23))),
+          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), _mm256_slli_epi32(_mm256_cvtps_epi32(n.hi), 23)))};
+}
+TGK_INLINE __m256i load_words(const void* p, int half) { return _mm256_loadu_si256((const __m256i*)p + half); }
+// Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
+TGK_INLINE Vec load_bf16_low(const void* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(load_words(p, 0), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p, 1), 16))};
+}
+TGK_INLINE Vec load_bf16_high(const void* p) {
+  __m256i mask = _mm256_set1_epi32((int)0xffff0000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(load_words(p, 0), mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(load_words(p, 1), mask))};
+}
+TGK_INLINE Vec load_bf16(const void* p) {
+  const __m128i* words = (const __m128i*)p;
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(words)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(words + 1)), 16))};
+}
+TGK_INLINE Vec load_f16(const void* p) {
+  const __m128i* words = (const __m128i*)p;
+  return {_mm256_cvtph_ps(_mm_loadu_si128(words)), _mm256_cvtph_ps(_mm_loadu_si128(words + 1))};
+}
+TGK_INLINE Vec load_i8(const void* p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+TGK_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+#elif defined(__ARM_NEON)
+
+constexpr int kMaxAccumulators = 6;
+
+struct Vec {
+  float32x4_t a, b, c, d;
+};
+
+
+TGK_INLINE Vec splat(float x) {
+  float32x4_t v = vdupq_n_f32(x);
+  return {v, v, v, v};
+}
+TGK_INLINE Vec zero() { return splat(0.0f); }
+TGK_INLINE Vec load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+TGK_INLINE void store(float* p, Vec x) {
+  vst1q_f32(p, x.a);
+  vst1q_f32(p + 4, x.b);
+  vst1q_f32(p + 8, x.c);
+  vst1q_f32(p + 12, x.d);
+}
+#define TGK_BINARY(name, op) \
+  TGK_INLINE Vec name(Vec x, Vec y) { return {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}; }
+TGK_BINARY(add, vaddq_f32)
+TGK_BINARY(sub, vsubq_f32)
+TGK_BINARY(mul, vmulq_f32)
+TGK_BINARY(div, vdivq_f32)
+// The larger; NaN where either is.
+TGK_BINARY(max, vmaxq_f32)
+TGK_BINARY(min, vminq_f32)
+#undef TGK_BINARY
+TGK_INLINE Vec fma(Vec x, Vec y, Vec z) {
+  return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
+}
+TGK_INLINE Vec round_to_integer(Vec x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b), vrndnq_f32(x.c), vrndnq_f32(x.d)}; }
+TGK_INLINE float32x4_t scale4(float32x4_t x, float32x4_t n) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
+}
+// x * 2^n for an integral n within the exponents of normal numbers.
+TGK_INLINE Vec scale_by_power(Vec x, Vec n) { return {scale4(x.a, n.a), scale4(x.b, n.b), scale4(x.c, n.c), scale4(x.d, n.d)}; }
+TGK_INLINE float32x4_t low4(const uint32_t* p) { return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(p), 16)); }
+TGK_INLINE float32x4_t high4(const uint32_t* p) {
+  return vreinterpretq_f32_u32(vandq_u32(vld1q_u32(p), vdupq_n_u32(0xffff0000u)));
+}
+// Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
+TGK_INLINE Vec load_bf16_low(const void* p) {
+  const uint32_t* w = (const uint32_t*)p;
+  return {low4(w), low4(w + 4), low4(w + 8), low4(w + 12)};
+}
+TGK_INLINE Vec load_bf16_high(const void* p) {
+  const uint32_t* w = (const uint32_t*)p;
+  return {high4(w), high4(w + 4), high4(w + 8), high4(w + 12)};
+}
+TGK_INLINE float32x4_t bf16x4(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+TGK_INLINE Vec load_bf16(const void* p) {
+  const uint16_t* w = (const uint16_t*)p;
+  return {bf16x4(w), bf16x4(w + 4), bf16x4(w + 8), bf16x4(w + 12)};
+}
+TGK_INLINE float32x4_t f16x4(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+TGK_INLINE Vec load_f16(const void* p) {
+  const uint16_t* w = (const uint16_t*)p;
+  return {f16x4(w), f16x4(w + 4), f16x4(w + 8), f16x4(w + 12)};
+}
+TGK_INLINE Vec load_i8(const void* p) {
+  const int8x16_t bytes = vld1q_s8((const int8_t*)p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+          vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))};
+}
+TGK_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+#endif
+
+// The first n lanes from p, zeros in the others; and back.
+TGK_INLINE Vec load_first(const float* p, int n) {
+  float lanes[kLanes] = {0};
+  memcpy(lanes, p, n * sizeof(float));
+  return load(lanes);
+}
+TGK_INLINE void store_first(float* p, Vec a, int n) {
+  float lanes[kLanes];
+  store(lanes, a);
+  memcpy(p, lanes, n * sizeof(float));
+}
+
+// The lanes' sum, and their largest, always in the same order.
+TGK_INLINE float sum_of_lanes(Vec a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+TGK_INLINE float largest_of_lanes(Vec a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  float largest = lanes[0];
+  for (int i = 1; i < kLanes; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+
+// e^x to about 2e-7 of its value; the ends of its range for an x beyond; NaN for NaN.
+TGK_INLINE Vec exponential(Vec x) {
+  x = max(splat(-87.0f), x);
+  x = min(splat(88.0f), x);
+  const Vec n = round_to_integer(mul(x, splat(1.44269504f)));
+  // ln 2 in two parts, the first exact in few bits; the polynomial is Cephes' expf.
+  Vec r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Vec p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = add(fma(mul(p, r), r, r), splat(1.0f));
+  return scale_by_power(p, n);
+}
+
+TGK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+TGK_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+TGK_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Span {
+  int64_t begin, end;
+};
+
+// Part `index` of `parts` nearly equal ones of [0, size).
+TGK_INLINE Span part_of(int64_t size, int64_t index, int64_t parts) { return {size * index / parts, size * (index + 1) / parts}; }
+
+}  // namespace TGK_ISA
+}  // namespace tgk

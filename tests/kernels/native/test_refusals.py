@@ -1,0 +1,117 @@
+"""What the native ops cannot compute is an error that names the op and the argument; no memory is read first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from text_generation_kernels.interface import KVCache, StepMetadata
+from text_generation_kernels.native.library import KernelError
+from text_generation_kernels.native.ops import NativeCpuOps
+
+from tests.kernels.implementations import library_or_skip
+from tests.kernels.paged_steps import ROWS, Heads, build_step
+
+
+@pytest.fixture(scope="module")
+def ops() -> NativeCpuOps:
+    library = library_or_skip()
+    return NativeCpuOps(library, 1, library.instruction_sets[0])
+
+
+def f(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+REFUSALS: dict[str, tuple[Callable[[NativeCpuOps], object], str]] = {
+    "weight of ints": (lambda ops: ops.pack_weight(torch.zeros(4, 4, dtype=torch.int64)), "pack_weight: a int64"),
+    "weight of one dimension": (lambda ops: ops.pack_weight(f(4)), "pack_weight: .* is not a matrix"),
+    "x too wide": (lambda ops: ops.linear(f(2, 17), ops.pack_weight(f(8, 16))), r"linear: x has shape \[2, 17\]"),
+    "x in bfloat16": (lambda ops: ops.linear(f(2, 16).bfloat16(), ops.pack_weight(f(8, 16))), "linear: x is bfloat16"),
+    "x of one dimension": (lambda ops: ops.linear(f(16), ops.pack_weight(f(8, 16))), r"linear: x has shape \[16\]"),
+    "x transposed": (lambda ops: ops.linear(f(16, 2).T, ops.pack_weight(f(8, 16))), "linear: x is not contiguous"),
+    "bias too short": (lambda ops: ops.linear(f(2, 16), ops.pack_weight(f(8, 16)), f(7)), "linear: bias has shape"),
+    "id past the table": (lambda ops: ops.embedding(torch.tensor([1, 5]), f(5, 8)), "embedding: id 5 at 1 is outside"),
+    "negative id": (lambda ops: ops.embedding(torch.tensor([-1]), f(5, 8)), "embedding: id -1 at 0 is outside"),
+    "ids in int32": (lambda ops: ops.embedding(torch.tensor([1]).int(), f(5, 8)), "embedding: token_ids is int32"),
+    "ids with a stride": (lambda ops: ops.embedding(torch.tensor([1, 2, 3])[::2], f(5, 8)), "token_ids is not contig"),
+    "table in float64": (lambda ops: ops.embedding(torch.tensor([1]), f(5, 8).double()), "a table of float64"),
+    "norm of another size": (lambda ops: ops.rms_norm(f(2, 8), f(9), 1e-5), "rms_norm: weight has shape"),
+    "norm of one dimension": (lambda ops: ops.rms_norm(f(8), f(8), 1e-5), "rms_norm: x has 1 dimensions"),
+    "residual of another shape": (lambda ops: ops.add_rms_norm(f(2, 8), f(3, 8), f(8), 1e-5), "residual has shape"),
+    "residual transposed": (lambda ops: ops.add_rms_norm(f(2, 8), f(8, 2).T, f(8), 1e-5), "residual is not contiguous"),
+    "heads apart": (lambda ops: ops.rotary(f(2, 4, 8, 2)[..., 0], f(2, 1, 8), f(2, 4), f(2, 4)), "rotary: q is not"),
+    "heads with gaps": (lambda ops: ops.rotary(f(2, 4, 9)[..., :8], f(2, 1, 8), f(2, 4), f(2, 4)), "side by side"),
+    "too few angles": (lambda ops: ops.rotary(f(2, 4, 8), f(2, 1, 8), f(1, 4), f(1, 4)), "rotary: cos has shape"),
+    "too wide angles": (lambda ops: ops.rotary(f(2, 4, 8), f(2, 1, 8), f(2, 5), f(2, 5)), "more than half of head_dim"),
+    "odd gate": (lambda ops: ops.silu_and_mul(f(2, 7)), "silu_and_mul: x has 7 columns"),
+    "block size 8": (lambda ops: ops.new_kv_cache(1, 8, 1, 8), "block size 8 is not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_wrong_arguments_are_refused(ops: NativeCpuOps, call: Callable[[NativeCpuOps], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(ops)
+
+
+@pytest.fixture
+def cache(ops: NativeCpuOps) -> KVCache:
+    return ops.new_kv_cache(4, 16, 3, 64)
+
+
+@pytest.mark.parametrize("slot", [-2, 64, 2**31 - 1])
+def test_a_slot_outside_the_cache_is_refused(ops: NativeCpuOps, cache: KVCache, slot: int) -> None:
+    slots = torch.tensor([0, slot], dtype=torch.int32)
+    with pytest.raises(KernelError, match=f"store_kv: slot {slot} of token 1 is outside the cache's 64"):
+        ops.store_kv(torch.ones(2, 3, 64), torch.ones(2, 3, 64), cache, slots)
+    assert not cache.k.any()
+
+
+def test_a_cache_of_another_kind_is_refused(ops: NativeCpuOps, cache: KVCache) -> None:
+    slots = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(KernelError, match=r"store_kv: cache\.k has shape"):
+        ops.store_kv(f(1, 2, 64), f(1, 2, 64), cache, slots)
+    half = KVCache(cache.k.bfloat16(), cache.v.bfloat16(), 16)
+    with pytest.raises(KernelError, match=r"store_kv: cache\.k is bfloat16"):
+        ops.store_kv(f(1, 3, 64), f(1, 3, 64), half, slots)
+
+
+STEP = build_step(ROWS["mixed"], Heads())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"block_tables": torch.full_like(STEP.metadata.block_tables, 99)}, "attention: block 99 of row 0 is outside"),
+        ({"block_tables": STEP.metadata.block_tables - 100}, "attention: block -"),
+        ({"block_tables": STEP.metadata.block_tables[:, :2].contiguous()}, "needs 3 blocks, block_tables has 2"),
+        ({"block_tables": STEP.metadata.block_tables.long()}, "step: block_tables is int64"),
+        ({"block_tables": STEP.metadata.block_tables[:, :4]}, "step: block_tables is not contiguous"),
+        ({"kv_lens": (0, *STEP.metadata.kv_lens[1:])}, "attention: row 0 has 1 new tokens and kv_len 0"),
+        ({"cu_seqlens_q": (0, 40, *STEP.metadata.cu_seqlens_q[2:])}, "attention: row 1 has -6 new tokens"),
+        ({"cu_seqlens_q": STEP.metadata.cu_seqlens_q[:-1]}, "attention: q has shape"),
+        ({"slot_mapping": STEP.metadata.slot_mapping[1:]}, "step: slot_mapping has shape"),
+    ],
+)  # fmt: skip
+def test_a_step_that_leads_outside_is_refused(ops: NativeCpuOps, changed: dict[str, object], message: str) -> None:
+    cache = ops.new_kv_cache(STEP.num_blocks, 16, 3, 64)
+    metadata: StepMetadata = replace(STEP.metadata, **changed)  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match=message):
+        ops.attention(STEP.q, cache, metadata, 0.125)
+
+
+def test_heads_that_do_not_divide_are_refused(ops: NativeCpuOps) -> None:
+    cache = ops.new_kv_cache(STEP.num_blocks, 16, 2, 64)
+    with pytest.raises(KernelError, match="attention: 9 query heads do not divide over 2 key/value heads"):
+        ops.attention(STEP.q, cache, STEP.metadata, 0.125)
+
+
+def test_keys_and_values_in_float16_are_refused() -> None:
+    library = library_or_skip()
+    with pytest.raises(
+        ValueError, match="keys and values cannot be kept in float16 on the CPU; use float32 or bfloat1"
+    ):
+        NativeCpuOps(library, 1, library.instruction_sets[0], torch.float16)
