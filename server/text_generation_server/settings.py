@@ -39,16 +39,19 @@ class ServeSettings:
             "bitsandbytes-nf4",
             "bitsandbytes-fp4",
             "fp8",
+            "w8a16",
         ),
-        help="format of the weights; unset: what the model's config says",
+        help="format of the weights, w8a16: int8, made at load; unset: what the model's config says",
     )
     dtype: str | None = option(
         default=None,
         choices=("float16", "bfloat16", "float32"),
-        help="type that is computed in; unset: float16 on the NPU, float32 on the CPU",
+        help="type of the weights; unset: float16 on the NPU, on the CPU as they are stored",
     )
     kv_cache_dtype: str | None = option(
-        default=None, choices=("fp8_e4m3fn", "fp8_e5m2", "float32"), help="type that keys and values are kept in"
+        default=None,
+        choices=("fp8_e4m3fn", "fp8_e5m2", "float32", "bfloat16"),
+        help="type that keys and values are kept in; unset: bfloat16 on the CPU",
     )
     speculate: int | None = option(
         default=None, minimum=0, help="tokens to guess ahead", no_effect="tokens are not guessed ahead yet"
@@ -90,8 +93,7 @@ class ServeSettings:
     disable_custom_kernels: bool = option(
         default=False,
         by_environment=True,
-        help="compute with plain ops",
-        no_effect="there are only plain ops as yet",
+        help="compute with plain torch ops",
     )
     use_flash_attention: bool = option(
         default=True,
@@ -104,8 +106,7 @@ class ServeSettings:
         default=(1, 2, 4, 8, 16, 32),
         minimum=0,
         by_environment=True,
-        help="comma list of batch sizes to capture; 0: none",
-        no_effect="steps are not captured yet",
+        help="comma list of batch sizes to capture, on the CPU all; 0: none, steps run op by op",
     )
     bind_cpu: bool = option(
         default=True, by_environment=True, npu_only=True, help="bind each shard to the CPU cores beside its NPU"

@@ -42,7 +42,15 @@ def run_shard(settings: ServeSettings) -> int:
     Returns: the process's exit status: 0 when told to stop, 1 on a failure, which has been logged.
     """
     try:
-        device = select_device(settings.device, settings.rank, os.environ.get("ASCEND_RT_VISIBLE_DEVICES"))
+        _check_served(settings)
+        device = select_device(
+            settings.device,
+            settings.rank,
+            os.environ.get("ASCEND_RT_VISIBLE_DEVICES"),
+            kv_dtype=None if settings.kv_cache_dtype is None else getattr(torch, settings.kv_cache_dtype),
+            quantize=settings.quantize,
+            native=False if settings.disable_custom_kernels else None,
+        )
         block_size = settings.block_size or device.default_block_size
         device.ops.check_block_size(block_size)
         config = _model_config(settings)
@@ -67,14 +75,18 @@ def run_shard(settings: ServeSettings) -> int:
         Path(settings.socket_path).unlink(missing_ok=True)
 
 
+def _check_served(settings: ServeSettings) -> None:
+    """Raise SettingsError for formats that TGI has and this version has not."""
+    if settings.quantize not in (None, "w8a16"):
+        raise SettingsError(f"--quantize {settings.quantize} is not served yet; use w8a16, or leave it out")
+    if settings.kv_cache_dtype not in (None, "float32", "bfloat16"):
+        raise SettingsError(
+            f"--kv-cache-dtype {settings.kv_cache_dtype} is not served yet; use float32 or bfloat16, or leave it out"
+        )
+
+
 def _model_config(settings: ServeSettings) -> ModelConfig:
     config = ModelConfig.from_hf(Path(settings.folder))
-    if settings.quantize is not None:
-        raise SettingsError(f"--quantize {settings.quantize} is not served yet; leave it out for a float checkpoint")
-    if settings.kv_cache_dtype not in (None, "float32"):
-        raise SettingsError(
-            f"--kv-cache-dtype {settings.kv_cache_dtype} is not served yet; leave it out or use float32"
-        )
     return config.with_rope_scaling(settings.rope_scaling, settings.rope_factor)
 
 
@@ -85,11 +97,12 @@ def _load(
     dtype: torch.dtype | None = getattr(torch, settings.dtype) if settings.dtype else None
     model = load_model(Path(settings.folder), device, group, config=config, dtype=dtype)
     logger.info(
-        "Loaded %s (%s, %d layers) on %s as %s in %.1f s",
+        "Loaded %s (%s, %d layers) on %s (%s) as %s in %.1f s",
         settings.model_id,
         config.model_type,
         model.num_layers,
         device.name,
+        device.ops.description,
         _name(device.ops.activation_dtype),
         time.monotonic() - started_s,
     )
@@ -100,7 +113,8 @@ def _load(
             if value is not None
         }
     )
-    return Engine(model, device, group, Sampler(watermark), block_size)
+    capture_steps = any(size > 0 for size in settings.cuda_graphs)
+    return Engine(model, device, group, Sampler(watermark), block_size, capture_steps=capture_steps)
 
 
 async def _serve(settings: ServeSettings, engine: Engine) -> int:

@@ -22,9 +22,12 @@ from text_generation_server.parallel import LoneRank
 from text_generation_server.sampling import Sampler
 
 
-def load_engine(folder: Path, block_size: int = 16, device: Device | None = None) -> Engine:
+def load_engine(
+    folder: Path, block_size: int = 16, device: Device | None = None, *, capture_steps: bool = True
+) -> Engine:
     device, group = device or CpuDevice(), LoneRank()
-    return Engine(load_model(folder, device, group), device, group, Sampler(), block_size)
+    model = load_model(folder, device, group)
+    return Engine(model, device, group, Sampler(), block_size, capture_steps=capture_steps)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import Device, KVCache, StepMetadata
+from text_generation_kernels.interface import Device, KVCache, StepInputs, StepMetadata
 from torch import Tensor
 
 from text_generation_server.layers.decoder import DecoderLayer
@@ -61,6 +61,11 @@ class CausalLM:
         assert residual is not None
         normed, _ = self.device.ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
         return normed
+
+    def sampled_logits(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> Tensor | None:
+        """A whole step: `forward`, then `logits` of the sampled tokens. Only ops and views, so it can be captured."""
+        hidden = self.forward(inputs.token_ids, inputs.step, kv_caches)
+        return self.logits(self.device.ops.embedding(inputs.sampled, hidden))
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of the next token, for the rows given and no others.
