@@ -23,7 +23,8 @@ from text_generation_router.grammar.spec import GrammarError
 
 Schema = dict[str, Any]
 
-# Schemas within the schema, and required keys without one. Compiling takes time by their square, half a second for 2000.
+# Schemas within the schema, and required keys without one. Compiling takes time by their square, half a second for 2000
+# of them.
 MAX_PARTS = 2000
 _MAX_SHOWN = 100  # characters of a path
 
