@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Request, expect
 
 # What the browser itself logs for an answer that is not 2xx; the page shows such an answer, which is what is tested.
 REFUSED = "Failed to load resource"
@@ -62,6 +62,13 @@ class OpenPage:
             "rows => rows.map(row => [row.children[1].textContent, row.children[2].textContent])",
         )
         return [(text, percent) for text, percent in rows]
+
+
+def sent_json(request: Request) -> dict[str, Any]:
+    """The body of a request that a page sent."""
+    body = request.post_data_json
+    assert isinstance(body, dict)
+    return body
 
 
 @contextmanager

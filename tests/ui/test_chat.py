@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Locator, expect
 
 from tests.support.router_server import RouterServer
 from tests.support.servers import Server
-from tests.ui.pages import OpenPage, open_page
+from tests.ui.pages import OpenPage, open_page, sent_json
 
 
 def say(page: OpenPage, text: str, said: str = "Done") -> None:
@@ -29,7 +29,7 @@ def test_a_conversation_grows_by_question_and_answer(page: OpenPage) -> None:
     expect(answers(page).nth(1)).to_have_text("the sea</s>")
     expect(page.page.locator("#messages .user .text")).to_have_text(["capital", "and then"])
     expect(page.page.locator("#messages .special")).to_have_text(["</s>", "</s>"])
-    expect(page.page.locator("#counts")).to_contain_text("prompt tokens")
+    expect(page.page.locator("#counts")).to_contain_text("prompt ")
 
 
 def test_the_system_message_goes_first(page: OpenPage) -> None:
@@ -49,7 +49,7 @@ def test_alternatives_and_going_on_from_the_middle(page: OpenPage) -> None:
     assert page.page.locator("#alternatives .chosen").count() == 1
     with page.page.expect_request("**/v1/chat/completions") as sent:
         page.page.locator("#alternatives .alternative").nth(1).click()
-    assert sent.value.post_data_json["messages"] == [
+    assert sent_json(sent.value)["messages"] == [
         {"role": "user", "content": "capital"},
         {"role": "assistant", "content": " the city p"},
     ]
@@ -66,7 +66,7 @@ def test_continue_goes_on_with_the_last_answer_and_undo_takes_it_back(page: Open
     page.set("max_new_tokens", "50")
     with page.page.expect_request("**/v1/chat/completions") as sent:
         page.page.locator("#continue").click()
-    assert sent.value.post_data_json["messages"][-1] == {"role": "assistant", "content": " the city"}
+    assert sent_json(sent.value)["messages"][-1] == {"role": "assistant", "content": " the city"}
     expect(answers(page)).to_have_text(" the city of Paris, in the north.</s>")
     page.page.locator("#undo").click()
     expect(answers(page)).to_have_text(" the city")

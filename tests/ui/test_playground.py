@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.support.router_server import RouterServer, router_server
 from tests.support.servers import Server
-from tests.ui.pages import OpenPage, open_page
+from tests.ui.pages import OpenPage, open_page, sent_json
 from tests.ui.scripted import HOSTILE, MIXED, STORY, new_shard, new_tokenizer
 
 
@@ -199,7 +199,7 @@ def test_what_is_sent_is_what_was_entered(browser: Browser, server: RouterServer
         with page.page.expect_request("**/generate_stream") as sent:
             page.run("capital")
         expected = {**entered, "do_sample": True, "details": True, "stop": ["\n\n", "###"]}
-        assert sent.value.post_data_json == {"inputs": "capital", "parameters": expected}
+        assert sent_json(sent.value) == {"inputs": "capital", "parameters": expected}
         expect(page.page.locator("#counts")).to_contain_text("seed 7")
         page.page.locator('[name="do_sample"][value="false"]').check()
         with page.page.expect_request("**/generate_stream") as sent:
@@ -207,7 +207,7 @@ def test_what_is_sent_is_what_was_entered(browser: Browser, server: RouterServer
         unsampled = {
             name: value for name, value in expected.items() if name not in {"temperature", "top_p", "top_k", "seed"}
         }
-        assert sent.value.post_data_json["parameters"] == {**unsampled, "do_sample": False}
+        assert sent_json(sent.value)["parameters"] == {**unsampled, "do_sample": False}
 
 
 def test_copied_text_is_what_the_model_wrote(browser: Browser, server: RouterServer) -> None:

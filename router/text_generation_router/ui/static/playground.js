@@ -364,7 +364,7 @@ class Counts {
     if (this.tokens > 1) parts.push(`${quantity(((this.tokens - 1) / (this.last - this.first)) * 1000)} tokens/s`);
     if (this.first) parts.push(`first after ${seconds((this.first - this.started) / 1000)}`);
     const { promptTokens, seed } = this.ending;
-    if (promptTokens !== undefined) parts.push(plural(promptTokens, "prompt token"));
+    if (promptTokens !== undefined) parts.push(`prompt ${promptTokens}`);
     if (seed !== undefined && seed !== null) parts.push(`seed ${seed}`);
     find("counts").textContent = parts.join(" · ");
   }
