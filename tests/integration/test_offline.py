@@ -46,7 +46,7 @@ def test_a_hub_id_that_is_not_cached_is_one_clear_line(hub_cache: Path, tmp_path
     with Offline(tmp_path) as offline:
         environ = {**offline.environ, "HF_HUB_CACHE": str(hub_cache)}
         with start_launcher("--model-id", "someone/else", environ=environ) as server:
-            assert server.process.wait(30) == 1
+            assert server.process.wait(60) == 1
             (line,) = (line for line in server.log.splitlines() if " ERROR " in line)
             assert "someone/else" in line
             assert "HF_HUB_OFFLINE" in line

@@ -21,7 +21,7 @@ from tests.support.witness import Witness
 _MIB = 1 << 20
 
 
-def wait_until_idle(server: Server, timeout_s: float = 10.0) -> None:
+def wait_until_idle(server: Server, timeout_s: float = 30.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while server.metric("tgi_batch_current_size") or server.metric("tgi_queue_size"):
         assert time.monotonic() < deadline_s, "sequences are still running or waiting"
