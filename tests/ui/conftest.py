@@ -1,4 +1,4 @@
-"""The page in Chromium: one browser, one router with a scripted shard, and a fresh page for each test.
+"""The page in Chromium: a browser for each module, one router with a scripted shard, and a fresh page for each test.
 
 A page fails its test if it logs an error or asks anybody but its own server for anything.
 """
@@ -41,7 +41,8 @@ def _chromium() -> str:
     return path
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while it lives, its event loop runs in this thread, and other tests want one of their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     executable = _chromium()
     with sync_playwright() as playwright:
