@@ -248,7 +248,7 @@ def test_options_without_effect_are_named_once_each() -> None:
     assert [line.split(" has no effect")[0] for line in lines] == [
         "--usage-stats",
         "SPECULATE",
-        "--cuda-graphs",
+        "--lora-adapters",
         "BIND_CPU",
     ]
 
