@@ -27,6 +27,17 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The CPU's native kernels, after a change of their sources; an installation builds them by itself.
+native: $(STAMP)
+	$(BIN)/python -m text_generation_kernels.native.build
+
+# A C++ program that compares the native kernels with plain loops: under sanitizers, and for Arm under qemu-user.
+check-sanitize: $(STAMP)
+	$(BIN)/python -m tests.kernels.native.driver.run sanitize
+
+check-neon: $(STAMP)
+	$(BIN)/python -m tests.kernels.native.driver.run neon
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -40,6 +40,7 @@ TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TGK_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 TGK_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+TGK_INLINE void accumulate(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 // The larger; `b` where either is NaN.
 TGK_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 TGK_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -83,6 +84,12 @@ TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub
 TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+// sum = a * b + sum. As an instruction and not as an intrinsic: with one register to spare gcc puts the result where the
+// factor was, and then moves and spills to get it back.
+TGK_INLINE void accumulate(Vec& sum, Vec a, Vec b) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.lo) : "x"(a.lo), "x"(b.lo));
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.hi) : "x"(a.hi), "x"(b.hi));
+}
 // The larger; `b` where either is NaN.
 TGK_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
@@ -101,8 +108,11 @@ TGK_INLINE Vec load_bf16_low(const void* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(load_words(p, 0), 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p, 1), 16))};
 }
+// Its mask comes from memory each time: in a register it would push out one of the sums of a matrix product.
+alignas(32) static const volatile uint32_t kHighHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                             0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
 TGK_INLINE Vec load_bf16_high(const void* p) {
-  __m256i mask = _mm256_set1_epi32((int)0xffff0000);
+  const __m256i mask = *(const volatile __m256i*)kHighHalves;
   return {_mm256_castsi256_ps(_mm256_and_si256(load_words(p, 0), mask)),
           _mm256_castsi256_ps(_mm256_and_si256(load_words(p, 1), mask))};
 }
@@ -155,6 +165,7 @@ TGK_BINARY(min, vminq_f32)
 TGK_INLINE Vec fma(Vec x, Vec y, Vec z) {
   return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
 }
+TGK_INLINE void accumulate(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 TGK_INLINE Vec round_to_integer(Vec x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b), vrndnq_f32(x.c), vrndnq_f32(x.d)}; }
 TGK_INLINE float32x4_t scale4(float32x4_t x, float32x4_t n) {
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
