@@ -28,8 +28,11 @@ NEEDED_BY_OTHERS = {
     "httptools": "uvicorn, to read HTTP",
     "sentencepiece": "transformers, to read tokenizer.model",
 }
-# Several distributions share the package `opentelemetry`: these are the ones whose modules are imported.
-SHARED_PACKAGES = {"opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"}}
+# Several distributions share these packages: here are the ones whose modules are imported.
+SHARED_PACKAGES = {
+    "google": {"protobuf"},
+    "opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"},
+}
 PYTHONS = ("3.10", "3.11")
 # The newer wheels of llguidance want glibc 2.31; all others do with 2.28.
 PLATFORMS = ("manylinux_2_31_aarch64", "manylinux_2_28_aarch64", "manylinux2014_aarch64")
