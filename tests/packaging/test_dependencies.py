@@ -28,10 +28,11 @@ NEEDED_BY_OTHERS = {
     "httptools": "uvicorn, to read HTTP",
     "sentencepiece": "transformers, to read tokenizer.model",
 }
-# Several distributions share these packages: here are the ones whose modules are imported.
-SHARED_PACKAGES = {
+# What brings a package that several distributions share, or that another one pins to its own version.
+BROUGHT_BY = {
     "google": {"protobuf"},
     "opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"},
+    "pydantic_core": {"pydantic"},
 }
 PYTHONS = ("3.10", "3.11")
 # The newer wheels of llguidance want glibc 2.31; all others do with 2.28.
@@ -75,10 +76,8 @@ def imported() -> set[str]:
                 modules.add(node.module.partition(".")[0])
     third_party = {module for module in modules - sys.stdlib_module_names if not module.startswith("text_generation_")}
     distributions = packages_distributions()
-    alone = {
-        canonicalize_name(distributions.get(module, [module])[0]) for module in third_party - SHARED_PACKAGES.keys()
-    }
-    return alone.union(*(SHARED_PACKAGES[module] for module in third_party & SHARED_PACKAGES.keys()))
+    alone = {canonicalize_name(distributions.get(module, [module])[0]) for module in third_party - BROUGHT_BY.keys()}
+    return alone.union(*(BROUGHT_BY[module] for module in third_party & BROUGHT_BY.keys()))
 
 
 def test_every_import_is_a_declared_dependency(run_time: dict[str, Requirement]) -> None:
