@@ -8,9 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.clients.clients import CLIENTS, WAYS, Caller, ClientProcess, Way, running
+from tests.clients.clients import (
+    CHAT_CLIENTS,
+    CLIENTS,
+    TEXT_CLIENTS,
+    WAYS,
+    Caller,
+    ChatCaller,
+    ClientProcess,
+    Way,
+    running,
+)
 from tests.clients.expected import MAX_INPUT_TOKENS, MAX_TOTAL_TOKENS, Expected
 from tests.support.checkpoints import EOS_ID, make_checkpoint, make_tokenizer
+from tests.support.client_envs import make_environments
 from tests.support.servers import Server, serving
 
 # Frequent enough to be learned first: some characters become one token, others stay cut into two or three.
@@ -61,15 +72,34 @@ def one_place(endless_checkpoint: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def processes() -> Iterator[dict[str, ClientProcess]]:
-    """Every client, started in its environment, which is made first if need be."""
+    """Every client, started in its environment; environments are made first if need be."""
+    make_environments()
     with ExitStack() as stack:
         yield {name: stack.enter_context(running(client)) for name, client in CLIENTS.items()}
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture(params=TEXT_CLIENTS)
 def client_name(request: pytest.FixtureRequest) -> str:
+    """A client of the native routes."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(params=CHAT_CLIENTS)
+def chat_client_name(request: pytest.FixtureRequest) -> str:
+    """A client of OpenAI's chat route."""
+    name: str = request.param
+    return name
+
+
+STREAMING = [(name, way) for name in CHAT_CLIENTS for way in CLIENTS[name].streams_chat]
+
+
+@pytest.fixture(params=STREAMING, ids=["-".join(name_and_way) for name_and_way in STREAMING])
+def streaming_chat_caller(request: pytest.FixtureRequest, processes: dict[str, ClientProcess]) -> ChatCaller:
+    """A client that can stream a chat."""
+    name, way = request.param
+    return ChatCaller(CLIENTS[name], way, processes[name])
 
 
 @pytest.fixture(params=WAYS)
@@ -81,3 +111,8 @@ def way(request: pytest.FixtureRequest) -> Way:
 @pytest.fixture
 def caller(processes: dict[str, ClientProcess], client_name: str, way: Way) -> Caller:
     return Caller(CLIENTS[client_name], way, processes[client_name])
+
+
+@pytest.fixture
+def chat_caller(processes: dict[str, ClientProcess], chat_client_name: str, way: Way) -> ChatCaller:
+    return ChatCaller(CLIENTS[chat_client_name], way, processes[chat_client_name])

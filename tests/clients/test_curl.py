@@ -7,10 +7,11 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.clients.expected import MAX_INPUT_TOKENS, Expected
+from tests.clients.expected import MAX_INPUT_TOKENS, Expected, user
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -86,3 +87,34 @@ def post_file(server: Server, folder: Path, body: object) -> subprocess.Complete
     path = folder / "body.json"
     path.write_text(json.dumps(body))
     return curl(server, f"curl -v HOST/generate -X POST -d @{path} {JSON_HEADER}")
+
+
+MESSAGES = '"messages":[{"role":"user","content":"What is Deep Learning?"}]'
+
+
+@with_and_without_header
+def test_a_chat(server: Server, expected: Expected, header: str) -> None:
+    body = f"""-d '{{"model":"tgi",{MESSAGES},"stream":false,"temperature":0,"max_tokens":20}}'"""
+    answer = json.loads(curl(server, f"curl HOST/v1/chat/completions -X POST {body} {header}").stdout)
+    assert answer["choices"][0]["message"]["content"] == expected.chat_text(user(PROMPT), 20)
+
+
+@with_and_without_header
+def test_a_streamed_chat(server: Server, expected: Expected, header: str) -> None:
+    body = f"""-d '{{"model":"tgi",{MESSAGES},"stream":true,"temperature":0,"max_tokens":20}}'"""
+    output = curl(server, f"curl HOST/v1/chat/completions -X POST {body} {header}").stdout
+    assert output.endswith("data: [DONE]\n\n")
+    found: list[Any] = events(output.removesuffix("data: [DONE]\n\n"))
+    text = "".join(event["choices"][0]["delta"]["content"] for event in found)
+    assert text == expected.chat_text(user(PROMPT), 20)
+
+
+def test_a_completion(server: Server, expected: Expected) -> None:
+    body = """-d '{"model":"tgi","prompt":"What is Deep Learning?","temperature":0,"max_tokens":20}'"""
+    answer = json.loads(curl(server, f"curl HOST/v1/completions -X POST {body} {JSON_HEADER}").stdout)
+    assert answer["choices"][0]["text"] == expected.greedy_text(PROMPT, 20)
+
+
+def test_a_key_in_a_header(server: Server) -> None:
+    output = curl(server, "curl HOST/v1/models -H 'Authorization: Bearer any'").stdout
+    assert [model["object"] for model in json.loads(output)["data"]] == ["model"]

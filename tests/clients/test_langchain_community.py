@@ -26,13 +26,3 @@ def test_a_batch_keeps_the_order_of_its_prompts(
     greedy = CLIENTS[NAME].greedy
     texts = processes[NAME].call("batch", url=server.url, prompts=prompts, max_new_tokens=30, **greedy)
     assert texts == [expected.greedy_text(prompt, 30) for prompt in prompts]
-
-
-def test_a_key_is_ignored_by_a_server_without_one(
-    processes: dict[str, ClientProcess], server: Server, expected: Expected
-) -> None:
-    headers = {"headers": {"Authorization": "Bearer anything"}}
-    answer = processes[NAME].call(
-        "generate", url=server.url, prompt=PROMPT, max_new_tokens=5, server_kwargs=headers, **CLIENTS[NAME].greedy
-    )
-    assert answer["text"] == expected.greedy_text(PROMPT, 5)

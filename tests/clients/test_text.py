@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.clients.clients import Caller, ClientError
+from tests.clients.asserting import DROPPED, refused, wait_until_idle
+from tests.clients.clients import Caller
 from tests.clients.expected import (
     ENDING_PROMPT,
     MAX_INPUT_TOKENS,
@@ -24,15 +22,6 @@ from tests.support.servers import Server
 
 PROMPTS = (PROMPT, MULTI_BYTE_PROMPT, ENDING_PROMPT)
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "typical_p": 0.9, "max_new_tokens": 40}
-DROPPED = 'tgi_request_failure{err="dropped"}'
-
-
-@contextmanager
-def refused(caller: Caller, error: str, message: str) -> Iterator[None]:
-    with pytest.raises(ClientError) as caught:
-        yield
-    assert caught.value.kind == caller.client.errors[error]
-    assert message in caught.value.message
 
 
 def test_prompts_are_what_their_names_say(expected: Expected) -> None:
@@ -48,9 +37,13 @@ def test_greedy_text_is_that_of_transformers(caller: Caller, server: Server, exp
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_streamed_pieces_are_the_whole_text(caller: Caller, server: Server, expected: Expected, prompt: str) -> None:
-    pieces = caller.stream(server.url, prompt, max_new_tokens=NUM_TOKENS)
-    assert len(pieces) > NUM_TOKENS / 4
-    assert "".join(pieces) == expected.greedy_text(prompt)
+    assert caller.streamed_text(server.url, prompt, max_new_tokens=NUM_TOKENS) == expected.greedy_text(prompt)
+
+
+def test_a_text_comes_in_pieces(caller: Caller, server: Server, expected: Expected) -> None:
+    pieces = caller.stream(server.url, ENDING_PROMPT, max_new_tokens=NUM_TOKENS)
+    assert len(pieces) > len(expected.greedy_ids(ENDING_PROMPT)) / 2
+    assert (pieces[-1] == "</s>") == caller.client.shows_special
 
 
 def test_full_text_begins_with_the_prompt_as_it_was_sent(caller: Caller, server: Server, expected: Expected) -> None:
@@ -77,14 +70,14 @@ def test_a_stop_string_ends_the_text(caller: Caller, server: Server, expected: E
 def test_a_stop_string_ends_a_stream(caller: Caller, server: Server, expected: Expected) -> None:
     text = expected.greedy_text(PROMPT)
     end = text.index("Fr") + (2 if caller.client.shows_stop else 0)
-    pieces = caller.stream(server.url, PROMPT, stop=["no", "nor", "Fr", "neither"], max_new_tokens=NUM_TOKENS)
-    assert "".join(pieces) == text[:end]
+    stop = ["no", "nor", "Fr", "neither"]
+    assert caller.streamed_text(server.url, PROMPT, stop=stop, max_new_tokens=NUM_TOKENS) == text[:end]
 
 
 def test_a_seed_gives_the_text_again_and_the_same_as_without_a_client(caller: Caller, server: Server) -> None:
     text = caller.generate(server.url, PROMPT, seed=7, **SAMPLING)
     assert caller.generate(server.url, PROMPT, seed=7, **SAMPLING) == text
-    assert "".join(caller.stream(server.url, PROMPT, seed=7, **SAMPLING)) == text
+    assert caller.streamed_text(server.url, PROMPT, seed=7, **SAMPLING) == text
     assert caller.generate(server.url, PROMPT, seed=8, **SAMPLING) != text
     with client_of(server) as client:
         assert ask(client, PROMPT, seed=7, **SAMPLING).text == text
@@ -121,9 +114,9 @@ def test_what_the_server_refuses_is_a_validation_error(
 
 
 def test_an_unknown_route_is_not_found(caller: Caller, server: Server) -> None:
-    with refused(caller, "not_found", "Not Found: POST /nope"):
+    with refused(caller, "not found", "Not Found: POST /nope"):
         caller.generate(f"{server.url}/nope", PROMPT)
-    with refused(caller, "not_found", "Not Found: POST /nope"):
+    with refused(caller, "not found", "Not Found: POST /nope"):
         caller.stream(f"{server.url}/nope", PROMPT)
 
 
@@ -150,10 +143,3 @@ def test_hanging_up_in_a_stream_frees_its_place_within_a_second(caller: Caller, 
     assert len(pieces) == 3
     assert one_place.metric(DROPPED) == dropped + 1  # it was cut short, not finished
     caller.generate(one_place.url, PROMPT, max_new_tokens=1)
-
-
-def wait_until_idle(server: Server, within_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while server.metric("tgi_batch_current_size") > 0:
-        assert time.monotonic() < deadline_s, f"a request still runs after {within_s:g} s"
-        time.sleep(0.02)

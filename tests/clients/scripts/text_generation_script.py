@@ -6,46 +6,50 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from driver import serve
+from driver import serve, taken, taken_async
 from text_generation import AsyncClient, Client
 
 TIMEOUT_S = 60
 
 
-def generate(url: str, prompt: str, stop: Sequence[str] = (), **parameters: Any) -> dict[str, Any]:
-    return _answer(Client(url, timeout=TIMEOUT_S).generate(prompt, stop_sequences=list(stop), **parameters))
+def generate(url: str, prompt: str, stop: Sequence[str] = (), key: str | None = None, **parameters: Any) -> Any:
+    client = Client(url, headers=_headers(key), timeout=TIMEOUT_S)
+    return _answer(client.generate(prompt, stop_sequences=list(stop), **parameters))
 
 
-def generate_async(url: str, prompt: str, stop: Sequence[str] = (), **parameters: Any) -> dict[str, Any]:
-    client = AsyncClient(url, timeout=TIMEOUT_S)
+def generate_async(url: str, prompt: str, stop: Sequence[str] = (), key: str | None = None, **parameters: Any) -> Any:
+    client = AsyncClient(url, headers=_headers(key), timeout=TIMEOUT_S)
     return _answer(asyncio.run(client.generate(prompt, stop_sequences=list(stop), **parameters)))
 
 
 def stream(
-    url: str, prompt: str, stop: Sequence[str] = (), read: int | None = None, **parameters: Any
+    url: str,
+    prompt: str,
+    stop: Sequence[str] = (),
+    read: int | None = None,
+    key: str | None = None,
+    **parameters: Any,
 ) -> dict[str, Any]:
     """`read`: hang up after so many events."""
-    events = []
-    for event in Client(url, timeout=TIMEOUT_S).generate_stream(prompt, stop_sequences=list(stop), **parameters):
-        events.append(event)
-        if len(events) == read:
-            break
-    return _events(events)
+    client = Client(url, headers=_headers(key), timeout=TIMEOUT_S)
+    return _events(taken(client.generate_stream(prompt, stop_sequences=list(stop), **parameters), read))
 
 
 def stream_async(
-    url: str, prompt: str, stop: Sequence[str] = (), read: int | None = None, **parameters: Any
+    url: str,
+    prompt: str,
+    stop: Sequence[str] = (),
+    read: int | None = None,
+    key: str | None = None,
+    **parameters: Any,
 ) -> dict[str, Any]:
-    async def events() -> list[Any]:
-        events = []
-        client = AsyncClient(url, timeout=TIMEOUT_S)
-        async for event in client.generate_stream(prompt, stop_sequences=list(stop), **parameters):
-            events.append(event)
-            if len(events) == read:
-                break
-        return events
+    client = AsyncClient(url, headers=_headers(key), timeout=TIMEOUT_S)
+    events = client.generate_stream(prompt, stop_sequences=list(stop), **parameters)
+    return _events(asyncio.run(taken_async(events, read)))
 
-    return _events(asyncio.run(events()))
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def _answer(response: Any) -> dict[str, Any]:
@@ -60,11 +64,4 @@ def _events(events: Sequence[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(
-        {
-            "generate": generate,
-            "generate_async": generate_async,
-            "stream": stream,
-            "stream_async": stream_async,
-        }
-    )
+    serve(generate, generate_async, stream, stream_async)

@@ -1,4 +1,4 @@
-"""What text-generation's clients show beside the text: details of tokens, prompt and several answers."""
+"""What clients that ask for details show beside the text: tokens, prompt and several answers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.clients.clients import Caller, ClientError
+from tests.clients.clients import DETAILED_CLIENTS, Caller, ClientError
 from tests.clients.expected import ENDING_PROMPT, NUM_TOKENS, PROMPT, Expected
 from tests.support.checkpoints import SPECIAL_TOKENS
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.parametrize("client_name", ["text-generation"])
+pytestmark = pytest.mark.parametrize("client_name", DETAILED_CLIENTS)
 
 TOLERANCE = 1e-3
 SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 15}
-VALIDATION_ERROR = "text_generation.errors.ValidationError"
 
 
 def assert_tokens(tokens: list[dict[str, Any]], ids: list[int], logprobs: torch.Tensor) -> None:
@@ -105,11 +104,11 @@ def test_bad_parameters_that_only_the_server_knows(
 ) -> None:
     with pytest.raises(ClientError) as caught:
         caller.generate(server.url, PROMPT, **parameters)
-    assert caught.value.kind == VALIDATION_ERROR
+    assert caught.value.kind == caller.error("validation")
     assert caught.value.message == f"Input validation error: {message}"
 
 
 def test_a_stream_with_a_bad_parameter(caller: Caller, server: Server) -> None:
     with pytest.raises(ClientError, match="`frequency_penalty` must be") as caught:
         caller.events(server.url, PROMPT, frequency_penalty=2.5)
-    assert caught.value.kind == VALIDATION_ERROR
+    assert caught.value.kind == caller.error("validation")
