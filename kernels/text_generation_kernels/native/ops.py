@@ -79,9 +79,9 @@ class NativeCpuOps(Ops):
         threads = "1 thread" if self.team.num_threads == 1 else f"{self.team.num_threads} threads"
         return f"native {self.team.instruction_set} kernels, {threads}, keys and values in {_name(self.kv_dtype)}"
 
-    @property
-    def embeds_packed(self) -> bool:
-        return self._int8_group_size is None
+    def can_embed(self, weight: PackedWeight) -> bool:
+        panels: Panels = weight.data
+        return panels.format is not Format.I8
 
     def pack_weight(self, weight: Tensor) -> PackedWeight:
         return pack(self._library, self._memory, weight, self._int8_group_size)

@@ -84,5 +84,5 @@ def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParal
             )
             head = shipped
     packed = ops.pack_weight(head)
-    shared = packed if head is table and ops.embeds_packed else table
+    shared = packed if head is table and ops.can_embed(packed) else table
     return Embedding(ops, group, shared, table.dtype, span), Head(ops, group, packed, vocab_size)

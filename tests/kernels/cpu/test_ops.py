@@ -16,11 +16,25 @@ def test_a_weight_in_the_right_layout_is_not_copied() -> None:
     assert (packed.layout, packed.nbytes) == ("nd", 96)
 
 
-def test_other_weights_become_contiguous_float32() -> None:
-    packed = OPS.pack_weight(torch.randn(4, 6).bfloat16().T)
-    assert packed.data.dtype == torch.float32
+def test_a_transposed_weight_becomes_contiguous() -> None:
+    packed = OPS.pack_weight(torch.randn(4, 6).T)
     assert packed.data.is_contiguous()
     assert packed.nbytes == 96
+
+
+@pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="this torch has no FBGEMM")
+def test_weights_of_16_bits_are_kept_as_such() -> None:
+    weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    packed = OPS.pack_weight(weight)
+    assert (packed.layout, packed.nbytes) == ("fbgemm_f16", 2 * 40 * 24)
+    torch.testing.assert_close(OPS.linear(torch.eye(24), packed), weight.float().T, atol=1e-7, rtol=0)
+
+
+def test_a_weight_that_float16_cannot_hold_becomes_float32() -> None:
+    weight = torch.full((4, 6), 1e6).bfloat16()
+    packed = OPS.pack_weight(weight)
+    assert packed.layout == "nd"
+    assert torch.equal(OPS.linear(torch.eye(6), packed), weight.float().T)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128])

@@ -82,9 +82,10 @@ def test_int8_halves_a_16_bit_weight() -> None:
 
 def test_an_int8_weight_is_no_embedding_table() -> None:
     ops = make_ops(group_size=64)
-    assert not ops.embeds_packed
+    packed = ops.pack_weight(randn(16, 64))
+    assert not ops.can_embed(packed)
     with pytest.raises(ValueError, match="embedding: an int8 weight is no table"):
-        ops.embedding(torch.tensor([0]), ops.pack_weight(randn(16, 64)))
+        ops.embedding(torch.tensor([0]), packed)
 
 
 def test_memory_is_aligned_and_not_handed_out_twice() -> None:
