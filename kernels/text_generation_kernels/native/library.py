@@ -227,6 +227,3 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.tgk_pack.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32)
     functions.tgk_pack_i8.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
     functions.tgk_run.argtypes = (c_void_p, c_void_p, c_int64, POINTER(Step))
-    functions.tgk_token_logprobs.argtypes = (
-        c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p,
-    )  # fmt: skip

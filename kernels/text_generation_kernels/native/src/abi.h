@@ -176,10 +176,5 @@ TGK_EXPORT int32_t tgk_pack_i8(const int8_t* source, int64_t rows, int64_t in_fe
 // Runs instructions in order over one step. 0, or -1 with the reason in tgk_error(): nothing has been written then.
 TGK_EXPORT int32_t tgk_run(void* team, const TgkInstruction* instructions, int64_t count, const TgkStep* step);
 
-// The best token of each row (the first of equal ones) and log-softmax there; `chosen`, where not null, names the token
-// instead. Sums are in one fixed order.
-TGK_EXPORT int32_t tgk_token_logprobs(void* team, const float* logits, int64_t stride, int64_t rows, int64_t vocab_size,
-                           const int64_t* chosen, int64_t* best, float* logprobs);
-
 TGK_EXPORT const char* tgk_error(void);
 }

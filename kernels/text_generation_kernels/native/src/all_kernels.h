@@ -5,7 +5,6 @@
 #include "kernels.h"
 #include "linear.h"
 #include "rowwise.h"
-#include "sampling.h"
 
 namespace tgk {
 namespace TGK_ISA {
@@ -36,16 +35,8 @@ static void run(const TgkInstruction& instruction, const TgkStep& step, Team& te
   }
 }
 
-static void token_logprobs_of_rows(const float* logits, int64_t stride, int64_t first_row, int64_t end_row,
-                                   int64_t vocab_size, const int64_t* chosen, int64_t* best, float* logprobs) {
-  token_logprobs(logits, stride, {first_row, end_row}, vocab_size, chosen, best, logprobs);
-}
-
 }  // namespace TGK_ISA
 }  // namespace tgk
 
-#define TGK_KERNELS(name, runs_here)                                                      \
-  {                                                                                       \
-    name, runs_here, TGK_ISA::run, TGK_ISA::attention_scratch_bytes,                      \
-        TGK_ISA::attention_shared_bytes, TGK_ISA::token_logprobs_of_rows                  \
-  }
+#define TGK_KERNELS(name, runs_here) \
+  {name, runs_here, TGK_ISA::run, TGK_ISA::attention_scratch_bytes, TGK_ISA::attention_shared_bytes}

@@ -14,8 +14,6 @@ struct Kernels {
   // Memory that an attention needs: for each thread, and for all together.
   int64_t (*attention_scratch_bytes)(const TgkAttention& a);
   int64_t (*attention_shared_bytes)(const TgkAttention& a, const TgkStep& step, int num_threads);
-  void (*token_logprobs)(const float* logits, int64_t stride, int64_t first_row, int64_t end_row, int64_t vocab_size,
-                         const int64_t* chosen, int64_t* best, float* logprobs);
 };
 
 extern const Kernels kKernelsAvx2;

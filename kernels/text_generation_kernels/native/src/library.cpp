@@ -69,26 +69,6 @@ int32_t prepare(const Program& program) {
   return 0;
 }
 
-struct LogprobWork {
-  NativeTeam& team;
-  const float* logits;
-  int64_t stride, rows, vocab_size;
-  const int64_t* chosen;
-  int64_t* best;
-  float* logprobs;
-
-  void run(int thread) const {
-    const int64_t parts = team.threads.size();
-    team.kernels.token_logprobs(logits, stride, rows * thread / parts, rows * (thread + 1) / parts, vocab_size, chosen,
-                                best, logprobs);
-  }
-};
-
-template <class Work>
-void run_on(Team& team, const Work& work) {
-  team.run([](void* context, int thread) { static_cast<const Work*>(context)->run(thread); }, (void*)&work);
-}
-
 }  // namespace
 
 int32_t fail(const char* format, ...) {
@@ -132,17 +112,7 @@ void tgk_team_free(void* team) { delete static_cast<NativeTeam*>(team); }
 int32_t tgk_run(void* team, const TgkInstruction* instructions, int64_t count, const TgkStep* step) {
   const Program program{*static_cast<NativeTeam*>(team), instructions, count, *step};
   if (prepare(program)) return -1;
-  run_on(program.team.threads, program);
-  return 0;
-}
-
-int32_t tgk_token_logprobs(void* team, const float* logits, int64_t stride, int64_t rows, int64_t vocab_size,
-                           const int64_t* chosen, int64_t* best, float* logprobs) {
-  for (int64_t row = 0; chosen && row < rows; row++)
-    if (chosen[row] < 0 || chosen[row] >= vocab_size)
-      return fail("token_logprobs: token %lld is outside the vocabulary of %lld", (long long)chosen[row],
-                  (long long)vocab_size);
-  const LogprobWork work{*static_cast<NativeTeam*>(team), logits, stride, rows, vocab_size, chosen, best, logprobs};
-  run_on(work.team.threads, work);
+  program.team.threads.run([](void* context, int thread) { static_cast<const Program*>(context)->run(thread); },
+                           const_cast<Program*>(&program));
   return 0;
 }
