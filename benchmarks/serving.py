@@ -126,23 +126,26 @@ def report(runs: Runs, options: argparse.Namespace, loads: tuple[float, float]) 
     short = f" Texts ended early: {server_tokens} tokens of {wanted}." if server_tokens < wanted else ""
     return (
         f"{date}, {machine_line()}; load average {loads[0]:.1f} before, {loads[1]:.1f} after. Prompts of "
-        f"{options.prompt_tokens} tokens, {options.new_tokens} new ones, greedy; median of {options.rounds} rounds"
+        f"{options.prompt_tokens} tokens, {options.new_tokens} new ones, greedy; median of {options.rounds} round(s)"
         f"{f', transformers of {options.peer_rounds}' if not options.no_peer else ''}.{short}\n\n"
         f"{table(runs, options)}\n"
     )
 
 
-def write_between_markers(path: Path, text: str) -> None:
-    """Replace what stands between the markers of a file. Raises LoadError if it has none."""
-    before, begins, rest = path.read_text().partition(TABLE_BEGINS)
+def around_table(path: Path) -> tuple[str, str]:
+    """What stands before and after the table in a file, markers included. Raises LoadError if it has no markers."""
+    text = path.read_text() if path.is_file() else ""
+    before, begins, rest = text.partition(TABLE_BEGINS)
     _, ends, after = rest.partition(TABLE_ENDS)
     if not (begins and ends):
         raise LoadError(f"{path} has no lines {TABLE_BEGINS} and {TABLE_ENDS} to write between")
-    path.write_text(f"{before}{begins}\n{text}{ends}{after}")
+    return before + begins, ends + after
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
+    if options.write:
+        around_table(options.write)  # before minutes of measuring
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = write_endless_model(options.model or demo_model_folder(), folder / "model")
@@ -156,7 +159,8 @@ def main(arguments: Sequence[str]) -> int:
     text = report(runs, options, (load_before, load_average()))
     print(text)
     if options.write:
-        write_between_markers(options.write, text)
+        before, after = around_table(options.write)  # again: it may have been edited meanwhile
+        options.write.write_text(f"{before}\n{text}{after}")
     return 0
 
 

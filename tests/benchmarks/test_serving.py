@@ -40,6 +40,14 @@ def test_bench_measures_both_contenders_and_writes_its_table(
     )
 
 
+def test_page_without_a_place_for_the_table_is_refused_before_measuring(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no markers\n")
+    with pytest.raises(load.LoadError, match="has no lines"):
+        serving.main(["--url", "http://127.0.0.1:9", "--no-peer", "--write", str(page)])
+    assert page.read_text() == "no markers\n"
+
+
 def test_prompts_have_the_asked_length_and_share_no_beginning(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     prompts = PromptSource(tmp_path / "tokenizer.json", seed=1).take(8, 40)
