@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from jsonschema import Draft202012Validator
+
 from text_generation_router.grammar.compiler import CompiledGrammar, Grammars
 from text_generation_router.grammar.spec import GrammarError, json_spec
 from text_generation_router.scheduling.request import Constraint

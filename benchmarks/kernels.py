@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
+
+from benchmarks.machine import load_average, machine_line
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Ops, PackedWeight, StepInputs, StepMetadata
 from text_generation_kernels.native.library import load_library
@@ -22,9 +25,6 @@ from text_generation_server.download import demo_model_folder
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.models.loading import load_model
 from text_generation_server.parallel import LoneRank
-from torch import Tensor
-
-from benchmarks.machine import load_average, machine_line
 
 ROWS = (1, 4, 8, 12, 32, 128, 512)
 BLOCK_SIZE = 16

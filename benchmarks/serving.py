@@ -17,14 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from text_generation_server.download.demo_model import demo_model_folder
-
 from benchmarks.load import LoadError
 from benchmarks.machine import load_average, machine_line
 from benchmarks.model_folder import write_endless_model
 from benchmarks.programs import Peer, run_load, serving, transformers_peer
 from benchmarks.prompts import Prompt, PromptSource
 from benchmarks.rates import Run
+from text_generation_server.download.demo_model import demo_model_folder
 
 TABLE_BEGINS, TABLE_ENDS = "<!-- benchmarks/serving.py: begin -->", "<!-- benchmarks/serving.py: end -->"
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from text_generation_cli import logs
 from text_generation_cli.options import Values
-
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.launch import Launch
 from text_generation_launcher.machine import describe_machine

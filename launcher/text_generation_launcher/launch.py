@@ -9,7 +9,6 @@ import logging
 import time
 
 from text_generation_cli import logs
-
 from text_generation_launcher.child import Child, stop_all
 from text_generation_launcher.child_output import DownloadOutput, RouterOutput, ServerOutput
 from text_generation_launcher.errors import LauncherError

@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 
 from text_generation_cli import __version__
-
 from text_generation_launcher.cpus import usable_cores
 
 _PACKAGES = ("torch", "torch_npu", "transformers", "tokenizers", "safetensors", "grpcio", "fastapi", "uvicorn", "numpy")

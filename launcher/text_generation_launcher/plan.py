@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 from text_generation_cli import logs
 from text_generation_cli.options import Source, Values, all_variables, to_arguments, to_environment
-from text_generation_router.settings import RouterSettings
-from text_generation_server.settings import DEMO_MODEL_ID, DownloadSettings, ServeSettings
-
 from text_generation_launcher.cpus import usable_cores
 from text_generation_launcher.devices import Devices, count_shards, find_devices
 from text_generation_launcher.settings import LauncherSettings
 from text_generation_launcher.validation import check_model_path, check_options, check_shards
+from text_generation_router.settings import RouterSettings
+from text_generation_server.settings import DEMO_MODEL_ID, DownloadSettings, ServeSettings
 
 
 @dataclass(frozen=True)

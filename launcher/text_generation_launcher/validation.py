@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from text_generation_router.settings import RouterSettings
-from text_generation_server.settings import ServeSettings
-
 from text_generation_launcher.errors import invalid
 from text_generation_launcher.settings import LauncherSettings
+from text_generation_router.settings import RouterSettings
+from text_generation_server.settings import ServeSettings
 
 
 def check_options(launcher: LauncherSettings, router: RouterSettings, serve: ServeSettings) -> None:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
-from text_generation_cli.program import start
 
+from text_generation_cli.program import start
 from text_generation_router.print_schema import schema_text
 from text_generation_router.server import StartError, serve
 from text_generation_router.settings import RouterSettings

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
-from text_generation_cli import __version__
 
+from text_generation_cli import __version__
 from text_generation_router.admission import Gate
 from text_generation_router.api.cors import Cors
 from text_generation_router.api.docs_page import add_docs_route

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from text_generation_cli import __version__
 
+from text_generation_cli import __version__
 from text_generation_router.tracing import current_trace
 
 _EXPORT_TIMEOUT_S = 5  # of one batch, attempts counted together; so also the longest that stopping waits

@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import tokenizers
-from text_generation_proto import generate_pb2 as pb
 
+from text_generation_proto import generate_pb2 as pb
 from text_generation_router.app import build_app
 from text_generation_router.openai.templates import ChatTemplates
 from text_generation_router.replica import Replica, ReplicaLimits

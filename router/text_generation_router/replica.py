@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from text_generation_proto import generate_pb2 as pb
-
 from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
 from text_generation_router.scheduling.request import (

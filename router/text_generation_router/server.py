@@ -20,8 +20,8 @@ from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
-from text_generation_cli.ready import report_ready
 
+from text_generation_cli.ready import report_ready
 from text_generation_router.app import App, build_app
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplateFileError, ChatTemplates

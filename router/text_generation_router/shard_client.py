@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
+
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardStub

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from text_generation_proto import generate_pb2 as pb
-
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
 from text_generation_router.scheduling.request import SamplingParameters
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from text_generation_cli import __version__
 from text_generation_cli.program import start
-
 from text_generation_server.settings import DownloadSettings, ServeSettings
 
 _PROGRAM = "text-generation-server"

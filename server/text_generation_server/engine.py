@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import CapturedStep, CaptureRefused, Device, KVCache, StepInputs
-from text_generation_proto import generate_pb2 as pb
 from torch import Tensor
 
+from text_generation_kernels.interface import CapturedStep, CaptureRefused, Device, KVCache, StepInputs
+from text_generation_proto import generate_pb2 as pb
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.parallel import TensorParallelGroup
 from text_generation_server.sampling import Sampler, SampleResult, SampleRow, token_logprobs

@@ -13,9 +13,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from text_generation_kernels.interface import Device
 from torch import Tensor
 
+from text_generation_kernels.interface import Device
 from text_generation_server.sharding import split
 
 P = ParamSpec("P")

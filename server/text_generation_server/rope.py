@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import Device
 from torch import Tensor
+
+from text_generation_kernels.interface import Device
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 

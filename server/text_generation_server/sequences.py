@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from text_generation_kernels.interface import StepMetadata
-from text_generation_proto import generate_pb2 as pb
 from torch import Tensor
 
+from text_generation_kernels.interface import StepMetadata
+from text_generation_proto import generate_pb2 as pb
 from text_generation_server.sampling import SamplingParameters
 
 IntArray = npt.NDArray[np.int64]

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
+
 from text_generation_cli import __version__
 from text_generation_kernels.interface import Ops
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardServicer, ShardStub, add_ShardServicer_to_server
-
 from text_generation_server.engine import Engine
 from text_generation_server.parallel import GroupError
 from text_generation_server.warmup import MemoryBudget, NotEnoughMemory, Wanted, warm_up

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import grpc
 import torch
+
 from text_generation_cli.ready import report_ready
 from text_generation_kernels.devices import DeviceUnavailable, select_device
 from text_generation_kernels.interface import Device
-
 from text_generation_server.engine import Engine
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import check_shards, load_model

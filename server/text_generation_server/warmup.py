@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from text_generation_kernels.interface import MemoryInfo
 from text_generation_proto import generate_pb2 as pb
-
 from text_generation_server.engine import CacheShape, Engine
 
 logger = logging.getLogger(__name__)

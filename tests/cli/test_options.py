@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from text_generation_cli.options import Source, Values, all_variables, option, parse, to_arguments, to_environment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from text_generation_cli.orphans import die_with_parent
 from text_generation_cli.ready import READY_FD, parse_report, report_ready
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from text_generation_server.download import demo_model_folder
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.support.servers import Server, serving
 from tests.support.witness import Witness
+from text_generation_server.download import demo_model_folder
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.kernels.implementations import library_or_skip
+from tests.support.checkpoints import make_checkpoint
+from tests.support.inprocess import InProcessReplica, load_engine
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_router.scheduling.request import Request, SamplingParameters, TokenEvent
 from text_generation_router.scheduling.sequence import Sequence
 from text_generation_server.engine import Engine
-
-from tests.kernels.implementations import library_or_skip
-from tests.support.checkpoints import make_checkpoint
-from tests.support.inprocess import InProcessReplica, load_engine
 
 PROMPT = tuple(4 + (7 * position + position * position) % 300 for position in range(37))
 TOLERANCE = 1e-4  # of the plain torch ops

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_generation_router.scheduling.request import Request, SamplingParameters
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import EXACT, serving_quietly
@@ -15,6 +14,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.inprocess import InProcessReplica, load_engine
 from tests.support.servers import Server, start_launcher
 from tests.support.witness import TIE, Witness
+from text_generation_router.scheduling.request import Request, SamplingParameters
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import Tensor
+
+from tests.kernels.paged_steps import Heads
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Device, Ops
 from text_generation_kernels.native.library import Library, LibraryUnavailable, load_library
 from text_generation_kernels.native.ops import NativeCpuOps
-from torch import Tensor
-
-from tests.kernels.paged_steps import Heads
 
 
 @dataclass(frozen=True)

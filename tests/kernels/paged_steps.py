@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from text_generation_kernels.interface import KVCache, Ops, StepMetadata
 from torch import Tensor
+
+from text_generation_kernels.interface import KVCache, Ops, StepMetadata
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from text_generation_kernels.interface import StepMetadata
-from text_generation_kernels.reference import ReferenceOps
 
 from tests.kernels.implementations import Backend
 from tests.kernels.paged_steps import HEADS, ROWS, Heads, Row, attend, build_step, contiguous_attention
+from text_generation_kernels.interface import StepMetadata
+from text_generation_kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()
 # A backend is made once per session and keeps nothing between calls, so examples may share it.

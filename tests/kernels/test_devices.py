@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from text_generation_kernels.devices import DeviceUnavailable, require_cpu, select_device
 from text_generation_kernels.npu_probe import NpuProbe, probe_npu
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from text_generation_kernels.reference import ReferenceOps
 
 from tests.kernels.implementations import Backend
 from tests.kernels.paged_steps import Heads, Row, build_step, filled_cache
+from text_generation_kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()
 NUM_TOKENS = (0, 1, 15, 16, 17, 130)

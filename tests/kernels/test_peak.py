@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.cpu.peak import PeakMeter
 

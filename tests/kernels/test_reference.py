@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from text_generation_kernels.reference import ReferenceOps
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from tests.kernels.paged_steps import HEADS, ROWS, Heads, Row, attend, build_step, contiguous_attention
+from text_generation_kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from text_generation_launcher.cpus import usable_cores
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.machine import describe_machine

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.socket_prefix import SocketPrefix
 

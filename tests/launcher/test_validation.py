@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from text_generation_launcher.devices import Devices, count_shards, find_devices, parse_device_list
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.plan import LaunchPlan, make_plan

@@ -9,10 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from text_generation_cli import __version__
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.servers import Server, free_port, wait_healthy
+from text_generation_cli import __version__
 
 PACKAGES = {
     f"text_generation_{name}" for name in ("proto", "cli", "launcher", "router", "server", "kernels")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from text_generation_router.admission import Gate
 from text_generation_router.errors import Overloaded, ShuttingDown
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from text_generation_router.compat import Compat, compat_for
 
 from tests.router.api.scripted import new_shard, new_tokenizer
 from tests.support.router_server import RouterServer, router_server
+from text_generation_router.compat import Compat, compat_for
 
 GENERATIONS = ("default", "v3", "0.9")
 

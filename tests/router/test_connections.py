@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_generation_router.connections import LimitedProtocol
 
 from tests.router.api.scripted import new_shard, new_tokenizer
 from tests.router.api.streams import exchange, open_request, wait_until
 from tests.support.router_server import RouterServer, router_server
+from text_generation_router.connections import LimitedProtocol
 
 GOOD = json.dumps({"inputs": "capital", "parameters": {"max_new_tokens": 1}}).encode()
 

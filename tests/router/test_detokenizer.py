@@ -7,10 +7,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_generation_router.detokenizer import Detokenizer, byte_rule
-from text_generation_router.tokenizer import Tokenizer
 
 from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer, word_tokenizer
+from text_generation_router.detokenizer import Detokenizer, byte_rule
+from text_generation_router.tokenizer import Tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
 BYTE_FALLBACK = byte_fallback_tokenizer()

@@ -8,15 +8,15 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.support.scripted_source import ScriptedSource
+from tests.support.tokenizers import byte_level_tokenizer
 from text_generation_router.errors import GenerationError
 from text_generation_router.generation import Answer, Generator, Incomplete
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import FinishReason, Request, SamplingParameters
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.validation import ValidRequest
-
-from tests.support.scripted_source import ScriptedSource
-from tests.support.tokenizers import byte_level_tokenizer
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
 from text_generation_router.metrics import Histogram, Metrics
 from text_generation_router.replica import StepTiming
 from text_generation_router.scheduling.blocks import BlockPool

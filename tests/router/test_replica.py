@@ -9,6 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.scripted_shard import ScriptedShard
+from tests.support.shard_model import reference_tokens, scripted_logprob
 from text_generation_router.replica import NoObserver, Replica, StepTiming
 from text_generation_router.scheduling.request import (
     GenerationFailed,
@@ -18,9 +21,6 @@ from text_generation_router.scheduling.request import (
     TokenEvent,
 )
 from text_generation_router.shard_client import ShardError, ShardGroup, WarmupLimits
-
-from tests.support.scripted_shard import ScriptedShard
-from tests.support.shard_model import reference_tokens, scripted_logprob
 
 LIMITS = WarmupLimits(max_batch_prefill_tokens=16, max_sequences=64, max_total_tokens=200, max_batch_total_tokens=0)
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
+
 from text_generation_router.together import all_or_none, interleaved
 
 T = TypeVar("T")

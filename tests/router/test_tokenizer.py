@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_generation_router.tokenizer import Tokenizer, TokenizerError
 
 from tests.support.checkpoints import make_tokenizer
 from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer, word_tokenizer
+from text_generation_router.tokenizer import Tokenizer, TokenizerError
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), frozenset())
 

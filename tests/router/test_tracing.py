@@ -23,10 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
-from text_generation_router.otlp import Tracing
 
 from tests.router.api.scripted import new_shard, new_tokenizer
 from tests.support.router_server import router_server
+from text_generation_router.otlp import Tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

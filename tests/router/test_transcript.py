@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.transcript import Token, Transcript
 from text_generation_router.validation import ValidRequest
-
-from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 PACKAGE = byte_level_tokenizer()
 TOKENIZER = Tokenizer(PACKAGE, frozenset())

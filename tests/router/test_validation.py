@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+
+from tests.support.tokenizers import byte_level_tokenizer
 from text_generation_router.errors import InvalidRequest
 from text_generation_router.parameters import GenerateParameters
 from text_generation_router.scheduling.request import SamplingParameters
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.validation import SUPPORTED_PARAMETERS, Limits, Validator, ValidRequest
-
-from tests.support.tokenizers import byte_level_tokenizer
 
 PACKAGE = byte_level_tokenizer()
 TOKENIZER = Tokenizer(PACKAGE, frozenset({256}))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_server.parallel import join_group
 from text_generation_server.sharding import split

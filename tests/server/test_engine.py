@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from text_generation_router.scheduling.request import FinishReason, Request, SamplingParameters
-from text_generation_server.engine import Engine
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.inprocess import InProcessReplica, load_engine
+from text_generation_router.scheduling.request import FinishReason, Request, SamplingParameters
+from text_generation_server.engine import Engine
 
 
 @pytest.fixture(scope="module")

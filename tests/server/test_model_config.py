@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import check_shards
 from text_generation_server.sharding import ShardingError

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from text_generation_kernels.cpu.device import CpuDevice
-from text_generation_server.parallel import GroupError, LoneRank, join_group
 
 from tests.server.models.stepping import load, one_rank_of_many, two_rows
 from tests.server.ranks import free_port, spawn_ranks, talk
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from text_generation_kernels.cpu.device import CpuDevice
+from text_generation_server.parallel import GroupError, LoneRank, join_group
 
 
 def test_lone_rank_gives_back_what_it_gets() -> None:

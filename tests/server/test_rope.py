@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.native.library import KernelError
 from text_generation_server.rope import RopeConfig, RopeTable
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 ORIGINAL = 256
 CASES: list[tuple[RopeConfig, dict[str, Any]]] = [

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from torch import Tensor
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.inprocess import load_engine
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.cpu.ops import CpuOps
 from text_generation_kernels.interface import KVCache, StepMetadata
@@ -19,10 +23,6 @@ from text_generation_proto.generate_pb2_grpc import ShardStub
 from text_generation_server.engine import Engine
 from text_generation_server.service import ShardFacts, ShardService, answers_health, serve
 from text_generation_server.warmup import MemoryBudget
-from torch import Tensor
-
-from tests.support.checkpoints import make_checkpoint
-from tests.support.inprocess import load_engine
 
 
 @pytest.fixture(scope="module")

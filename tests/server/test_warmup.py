@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.inprocess import load_engine
 from text_generation_kernels.interface import MemoryInfo
 from text_generation_server.warmup import (
     STEP_SECONDS,
@@ -18,9 +21,6 @@ from text_generation_server.warmup import (
     choose_shape,
     warm_up,
 )
-
-from tests.support.checkpoints import make_checkpoint
-from tests.support.inprocess import load_engine
 
 GIB = 2**30
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from text_generation_server.model_config import ModelConfig
-from text_generation_server.weights import Checkpoint, CheckpointError
 
 from tests.support.checkpoints import Layout, make_checkpoint
+from text_generation_server.model_config import ModelConfig
+from text_generation_server.weights import Checkpoint, CheckpointError
 
 NAME = "model.layers.0.self_attn.k_proj.weight"  # [32, 64]
 LAYOUTS: tuple[Layout, ...] = ("safetensors", "sharded", "unindexed", "bin", "sharded_bin")

@@ -16,6 +16,9 @@ import httpx
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
+
+from tests.support.scripted_shard import ScriptedShard
+from tests.support.shard_model import NextToken, hashed_token
 from text_generation_router.app import App, build_app
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplates
@@ -23,9 +26,6 @@ from text_generation_router.replica import Replica
 from text_generation_router.settings import RouterSettings
 from text_generation_router.shard_client import ShardGroup, WarmupLimits
 from text_generation_router.tokenizer import Tokenizer
-
-from tests.support.scripted_shard import ScriptedShard
-from tests.support.shard_model import NextToken, hashed_token
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
+
+from tests.support.shard_model import NextToken, ShardModel, hashed_token
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardServicer, add_ShardServicer_to_server
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
 from text_generation_router.scheduling.request import SamplingParameters
-
-from tests.support.shard_model import NextToken, ShardModel, hashed_token
 
 
 def decode_plan(message: pb.StepRequest) -> StepPlan:

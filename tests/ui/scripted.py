@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from text_generation_router.openai.templates import ChatTemplates
-from text_generation_router.tokenizer import Tokenizer
-
 from tests.support.router_server import answering
 from tests.support.scripted_shard import ScriptedShard
 from tests.support.tokenizers import byte_level_tokenizer
+from text_generation_router.openai.templates import ChatTemplates
+from text_generation_router.tokenizer import Tokenizer
 
 PACKAGE = byte_level_tokenizer()
 EOS_ID = PACKAGE.token_to_id("</s>") or 0

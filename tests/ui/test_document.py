@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from text_generation_router.ui.page import load_page
 
 from tests.support.router_server import RouterServer
+from text_generation_router.ui.page import load_page
 
 
 @pytest.fixture

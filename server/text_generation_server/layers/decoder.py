@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from text_generation_kernels.interface import KVCache, Ops, StepMetadata
 from torch import Tensor
 
+from text_generation_kernels.interface import KVCache, Ops, StepMetadata
 from text_generation_server.layers.attention import Attention
 from text_generation_server.layers.linear import ColumnParallelLinear, RowParallelLinear
 from text_generation_server.model_config import ModelConfig

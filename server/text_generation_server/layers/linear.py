@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from text_generation_kernels.interface import Ops, PackedWeight
 from torch import Tensor
 
+from text_generation_kernels.interface import Ops, PackedWeight
 from text_generation_server.parallel import TensorParallelGroup
 from text_generation_server.sharding import Span
 from text_generation_server.weights.shard_reader import Rows, ShardReader

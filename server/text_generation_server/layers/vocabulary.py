@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import Ops, PackedWeight
 from torch import Tensor
 
+from text_generation_kernels.interface import Ops, PackedWeight
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.parallel import TensorParallelGroup
 from text_generation_server.sharding import Span, split

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import Device, KVCache, StepInputs, StepMetadata
 from torch import Tensor
 
+from text_generation_kernels.interface import Device, KVCache, StepInputs, StepMetadata
 from text_generation_server.layers.decoder import DecoderLayer
 from text_generation_server.layers.vocabulary import Embedding, Head
 from text_generation_server.model_config import ModelConfig

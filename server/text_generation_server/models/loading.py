@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from text_generation_kernels.interface import Device
 from tqdm import tqdm
 
+from text_generation_kernels.interface import Device
 from text_generation_server.layers.decoder import DecoderLayer
 from text_generation_server.layers.vocabulary import load_vocabulary
 from text_generation_server.model_config import ModelConfig

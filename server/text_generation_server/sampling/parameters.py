@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from text_generation_proto import generate_pb2
 from torch import Tensor
+
+from text_generation_proto import generate_pb2
 
 # At or below this temperature a row is greedy. Dividing by it turns logit differences of 1e-4, which is what float32
 # rounding inside a model amounts to, into factors of e: such a row would only sample the rounding.

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from text_generation_kernels.interface import Device, PackedWeight
 from torch import Tensor
 
+from text_generation_kernels.interface import Device, PackedWeight
 from text_generation_server.sharding import Span
 from text_generation_server.weights.checkpoint import Checkpoint
 from text_generation_server.weights.folder import CheckpointError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_generation_kernels.cpu.attention import PagedAttention, decode_groups
-from text_generation_kernels.cpu.ops import CpuOps
 
 from tests.kernels.paged_steps import ROWS, Heads, build_step, contiguous_attention, filled_cache
+from text_generation_kernels.cpu.attention import PagedAttention, decode_groups
+from text_generation_kernels.cpu.ops import CpuOps
 
 
 def test_a_workspace_too_small_for_a_row_or_for_a_group_changes_nothing() -> None:

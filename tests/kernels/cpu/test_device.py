@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from text_generation_kernels.cpu.device import CpuDevice, read_model_name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+
 from text_generation_kernels.cpu.memory import available_memory, cgroup_memory
 from text_generation_kernels.interface import MemoryInfo
 

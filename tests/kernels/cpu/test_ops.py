@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from text_generation_kernels.cpu.ops import CpuOps
 
 OPS = CpuOps()

@@ -10,6 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.implementations import library_or_skip
+from tests.support.checkpoints import make_checkpoint
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import CaptureRefused, StepInputs, StepMetadata
 from text_generation_kernels.native.capture import capture
@@ -17,10 +21,6 @@ from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.models.loading import load_model
 from text_generation_server.parallel import LoneRank
-from torch import Tensor
-
-from tests.kernels.implementations import library_or_skip
-from tests.support.checkpoints import make_checkpoint
 
 BLOCK_SIZE = 16
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.kernels.implementations import library_or_skip
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.native import build as native_build
 from text_generation_kernels.native.library import (
@@ -17,8 +19,6 @@ from text_generation_kernels.native.library import (
     choose_instruction_set,
     load_library,
 )
-
-from tests.kernels.implementations import library_or_skip
 
 
 def test_a_missing_library_says_how_to_build_it(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from text_generation_kernels.interface import KVCache, StepMetadata
-from text_generation_kernels.native.library import KernelError
-from text_generation_kernels.native.ops import NativeCpuOps
 
 from tests.kernels.implementations import library_or_skip
 from tests.kernels.paged_steps import ROWS, Heads, build_step
+from text_generation_kernels.interface import KVCache, StepMetadata
+from text_generation_kernels.native.library import KernelError
+from text_generation_kernels.native.ops import NativeCpuOps
 
 
 @pytest.fixture(scope="module")

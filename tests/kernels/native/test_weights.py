@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
+
+from tests.kernels.implementations import library_or_skip
 from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_kernels.native.weights import Panels, WeightMemory, quantize
 from text_generation_kernels.reference import ReferenceOps
-
-from tests.kernels.implementations import library_or_skip
 
 REFERENCE = ReferenceOps()
 

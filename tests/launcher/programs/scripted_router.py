@@ -12,11 +12,10 @@ import socket
 import sys
 import time
 
+from tests.launcher.programs.scripted_server import SCRIPT, note, sleep_for_ever
 from text_generation_cli.program import start
 from text_generation_cli.ready import report_ready
 from text_generation_router.settings import RouterSettings
-
-from tests.launcher.programs.scripted_server import SCRIPT, note, sleep_for_ever
 
 logger = logging.getLogger("text_generation_router")
 

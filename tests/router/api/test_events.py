@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.types import Message
+
 from text_generation_router.api.events import EventStream, token_event
 from text_generation_router.errors import GenerationError, IncompleteStream
 from text_generation_router.generation import Piece

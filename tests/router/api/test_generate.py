@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
-from text_generation_router.api.schema import GenerateResponse, StreamResponse, TextToken
 
 from tests.router.api.scripted import ANSWERS, EOS_ID, ids
 from tests.router.api.streams import events, stream
 from tests.support.router_server import RouterServer
 from tests.support.shard_model import scripted_logprob
+from text_generation_router.api.schema import GenerateResponse, StreamResponse, TextToken
 
 CAPITAL = ANSWERS["capital"].removesuffix("</s>")
 

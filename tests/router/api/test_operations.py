@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from text_generation_router.__main__ import main
-from text_generation_router.validation import SUPPORTED_PARAMETERS
 
 from tests.router.api.scripted import new_shard, new_tokenizer
 from tests.router.api.streams import wait_until
 from tests.support.router_server import RouterServer, router_server
+from text_generation_router.__main__ import main
+from text_generation_router.validation import SUPPORTED_PARAMETERS
 
 
 def test_info_has_the_fields_of_both_generations(client: httpx.Client) -> None:

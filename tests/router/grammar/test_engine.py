@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+
+from tests.router.grammar.walking import Vocabulary
+from tests.support.checkpoints import EOS_ID, make_checkpoint
+from tests.support.inprocess import InProcessReplica, load_engine
 from text_generation_router.grammar.spec import GrammarSpec, json_spec, regex_spec
 from text_generation_router.scheduling.request import Constraint, FinishReason, Request, SamplingParameters, TokenEvent
 from text_generation_router.scheduling.sequence import Sequence
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_server.engine import Engine
-
-from tests.router.grammar.walking import Vocabulary
-from tests.support.checkpoints import EOS_ID, make_checkpoint
-from tests.support.inprocess import InProcessReplica, load_engine
 
 PERSON = {
     "properties": {

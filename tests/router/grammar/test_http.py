@@ -14,13 +14,13 @@ import grpc
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from text_generation_proto import generate_pb2 as pb
-from text_generation_router.grammar.spec import MAX_BYTES
 
 from tests.router.api.scripted import ANSWERS, PACKAGE, ids, new_shard, new_tokenizer
 from tests.router.api.streams import stream
 from tests.support.router_server import RouterServer, answering, router_server
 from tests.support.scripted_shard import ScriptedShard
+from text_generation_proto import generate_pb2 as pb
+from text_generation_router.grammar.spec import MAX_BYTES
 
 SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},

@@ -7,9 +7,9 @@ import re
 from itertools import product
 
 import pytest
-from text_generation_router.grammar.spec import GrammarError, json_spec, regex_spec
 
 from tests.router.grammar.walking import BYTE_LEVEL, PADDING, VOCABULARIES, Vocabulary, allowed
+from text_generation_router.grammar.spec import GrammarError, json_spec, regex_spec
 
 EACH_VOCABULARY = pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=("byte level", "byte fallback"))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, SchemaError
+
 from text_generation_router.grammar.combinations import MAX_COMBINATIONS
 from text_generation_router.grammar.schema import MAX_PARTS, prepare_schema
 from text_generation_router.grammar.spec import GrammarError

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from text_generation_router.grammar.spec import ANY_OBJECT, GrammarError, json_spec, regex_spec
 
 from tests.router.grammar.schemas import SCHEMAS
 from tests.router.grammar.walking import BYTE_LEVEL, VOCABULARIES
+from text_generation_router.grammar.spec import ANY_OBJECT, GrammarError, json_spec, regex_spec
 
 RECURSIVE = {
     "properties": {"list": {"$ref": "#/$defs/node"}},

@@ -6,11 +6,11 @@ import asyncio
 import random
 
 import tokenizers
+
+from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 from text_generation_router.grammar.compiler import CompiledGrammar, Grammars
 from text_generation_router.grammar.spec import GrammarSpec
 from text_generation_router.tokenizer import Tokenizer
-
-from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 PADDING = 45  # ids of the model that no token has
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from text_generation_proto import generate_pb2 as pb
-from text_generation_router.openai.templates import ChatTemplates
 
 from tests.router.api.scripted import PACKAGE, VOCAB_SIZE, ids
 from tests.support.router_server import answering
 from tests.support.scripted_shard import ScriptedShard
+from text_generation_proto import generate_pb2 as pb
+from text_generation_router.openai.templates import ChatTemplates
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from text_generation_router.openai.calls import (
     CallArguments,
     CallStart,

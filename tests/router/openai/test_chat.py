@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
 
 from tests.router.api.scripted import ids
 from tests.router.openai.asking import CHAT, chat, content, post, stream_chat, user
@@ -14,6 +13,7 @@ from tests.router.openai.scripted import CHATS, rendered, shown
 from tests.router.openai.shapes import strictly
 from tests.support.router_server import RouterServer
 from tests.support.shard_model import scripted_logprob
+from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
 
 CAPITAL = shown(CHATS["capital"])
 PROMPT_LENGTH = len(ids(rendered("capital")))

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from text_generation_router.openai.schema import Completion
 
 from tests.router.api.scripted import EOS_ID, ids
 from tests.router.openai.asking import COMPLETIONS, complete, stream_completion, text
 from tests.router.openai.scripted import PROMPTS, shown
 from tests.router.openai.shapes import strictly
 from tests.support.shard_model import scripted_logprob
+from text_generation_router.openai.schema import Completion
 
 CAPITAL, OTHER = shown(PROMPTS["capital"]), shown(PROMPTS["other"])
 

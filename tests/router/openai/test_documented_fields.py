@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from text_generation_router.openai.schema import ChatRequest, CompletionRequest
 
 MAX_UINT32, MAX_UINT64 = 2**32 - 1, 2**64 - 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from text_generation_router.openai.schema import Model, ModelList
 
 from tests.router.api.scripted import new_tokenizer
 from tests.router.api.streams import events
@@ -14,6 +13,7 @@ from tests.router.openai.asking import chunks, content, post, text, user
 from tests.router.openai.scripted import CHATS, PROMPTS, new_shard, shown
 from tests.router.openai.shapes import strictly
 from tests.support.router_server import router_server
+from text_generation_router.openai.schema import Model, ModelList
 
 CAPITAL = shown(PROMPTS["capital"])
 CHAT_CAPITAL = shown(CHATS["capital"])

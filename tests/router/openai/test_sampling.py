@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from text_generation_proto import generate_pb2 as pb
 
 from tests.router.api.scripted import new_tokenizer
 from tests.router.openai.asking import CHAT, COMPLETIONS, post, user
 from tests.router.openai.scripted import RecordingShard, new_shard, new_templates
 from tests.support.router_server import router_server
+from text_generation_proto import generate_pb2 as pb
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_generation_router.openai.errors import TemplateError
-from text_generation_router.openai.templates import ChatTemplate, ChatTemplateFileError, ChatTemplates
 from transformers import AutoTokenizer
 
 from tests.support.checkpoints import make_tokenizer
+from text_generation_router.openai.errors import TemplateError
+from text_generation_router.openai.templates import ChatTemplate, ChatTemplateFileError, ChatTemplates
 
 Messages = list[dict[str, Any]]
 

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk
 
 from tests.router.api.scripted import new_tokenizer
 from tests.router.openai.asking import CHAT, chat, content, post, stream_chat, user
 from tests.router.openai.scripted import TOOL_TEMPLATE, new_shard, new_templates
 from tests.router.openai.shapes import strictly
 from tests.support.router_server import router_server
+from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk
 
 
 def function(name: str, **properties: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from text_generation_router.scheduling.blocks import BlockCounts, BlockPool, hash_block
 
 

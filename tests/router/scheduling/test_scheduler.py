@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.support.shard_model import ShardModel, hashed_token, reference_tokens, scripted_logprob
 from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
 from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
 from text_generation_router.scheduling.scheduler import Scheduler, SchedulerConfig
 from text_generation_router.scheduling.sequence import Sequence
-
-from tests.support.shard_model import ShardModel, hashed_token, reference_tokens, scripted_logprob
 
 VOCAB = 50
 NEXT = hashed_token(VOCAB)

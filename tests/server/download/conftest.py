@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from text_generation_server.download import DownloadPlaces
 
 from tests.support.checkpoints import make_checkpoint
+from text_generation_server.download import DownloadPlaces
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from text_generation_server.download import DownloadError
 from text_generation_server.download.cache import make_once
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from text_generation_server.download import DownloadPlaces
 
 COMMAND = [sys.executable, "-m", "text_generation_server", "download-weights"]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from text_generation_server.download import DownloadError, DownloadPlaces, demo_model_folder, download_weights
-from text_generation_server.download.demo_model import demo_folder
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from text_generation_server.download import DownloadError, DownloadPlaces, demo_model_folder, download_weights
+from text_generation_server.download.demo_model import demo_folder
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ import torch
 from gguf import GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from text_generation_server.download import DownloadError, DownloadPlaces, download_weights
-from text_generation_server.download.gguf_conversion import write_model_folder
-from text_generation_server.download.gguf_file import GGUFFile
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.server.download.gguf_writer import round_weights, write_gguf
 from tests.support.checkpoints import Family, make_checkpoint
+from text_generation_server.download import DownloadError, DownloadPlaces, download_weights
+from text_generation_server.download.gguf_conversion import write_model_folder
+from text_generation_server.download.gguf_file import GGUFFile
 
 F32, F16, Q8_0, Q4_1 = (GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_1"))
 TEXT = "The capital of France is Paris, 12 34."

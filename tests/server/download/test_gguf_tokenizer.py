@@ -10,10 +10,11 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_generation_server.download import DownloadError
-from text_generation_server.download.gguf_tokenizer import tokenizer, tokenizer_config
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from text_generation_server.download import DownloadError
+from text_generation_server.download.gguf_tokenizer import tokenizer, tokenizer_config
 
 PATH = Path("model.gguf")
 SENTENCES = [

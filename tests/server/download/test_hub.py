@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder
 
 from tests.server.download.hub_server import COMMIT, HubServer, Repository
+from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder
 
 MODEL = "owner/tiny"
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder, result_line
-from text_generation_server.download.checkpoint_files import Wanted, weight_files
-from text_generation_server.weights.folder import weight_files as served_weight_files
 from tokenizers import Tokenizer
 
 from tests.server.download.conftest import read_files
 from tests.support.checkpoints import Layout, make_checkpoint
+from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder, result_line
+from text_generation_server.download.checkpoint_files import Wanted, weight_files
+from text_generation_server.weights.folder import weight_files as served_weight_files
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder
 
 from tests.server.download.modelscope_server import ModelScopeServer, Repository
+from text_generation_server.download import DownloadError, DownloadPlaces, download_weights, local_folder
 
 MODEL = "owner/tiny"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from text_generation_server.download import DownloadPlaces
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import StepMetadata
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.models.loading import load_model
 from text_generation_server.parallel import LoneRank, TensorParallelGroup, join_group
-from torch import Tensor
 
 BLOCK_SIZE = 16
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.server.models.stepping import load, prefill, random_tokens
+from tests.support.checkpoints import Layout, make_checkpoint
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import load_model
 from text_generation_server.parallel import LoneRank
 from text_generation_server.weights import CheckpointError
-from torch import Tensor
-
-from tests.server.models.stepping import load, prefill, random_tokens
-from tests.support.checkpoints import Layout, make_checkpoint
 
 TOKENS = random_tokens(20)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from text_generation_server.sampling import SamplingParameters, choice, host_choice
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+
+from text_generation_server.sampling import SamplingParameters, choice, host_choice
 
 Choose = Callable[[Sequence[Tensor], Sequence[SamplingParameters], Sequence[float]], Tensor]
 LAST_UNIFORM = 1 - 2.0**-53

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_generation_server.sampling import token_logprobs, top_tokens
 from torch import Tensor
+
+from text_generation_server.sampling import token_logprobs, top_tokens
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 4.0) -> Tensor:

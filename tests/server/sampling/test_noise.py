@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
+
 from text_generation_server.sampling import uniform
 
 LARGEST_SEED = 2**64 - 1

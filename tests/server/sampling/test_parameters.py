@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from text_generation_proto import generate_pb2
 from text_generation_server.sampling import SamplingParameters
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_generation_server.sampling.penalties import apply_frequency_penalties, apply_repetition_penalties
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
+
+from text_generation_server.sampling.penalties import apply_frequency_penalties, apply_repetition_penalties
 
 VOCAB_SIZE = 50
 Histories = st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80), min_size=1, max_size=5)

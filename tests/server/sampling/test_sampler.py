@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_generation_server.sampling import Sampler, SampleResult, SampleRow, SamplingParameters
 from torch import Tensor
+
+from text_generation_server.sampling import Sampler, SampleResult, SampleRow, SamplingParameters
 
 LARGEST_SEED = 2**64 - 1
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_generation_server.sampling import Watermark
 from transformers import WatermarkLogitsProcessor
+
+from text_generation_server.sampling import Watermark
 
 
 @pytest.mark.parametrize("last_token_id", [0, 1, 77, 49151])
