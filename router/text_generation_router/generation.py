@@ -13,10 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from text_generation_router.errors import GenerationError, QueueTimeout, RequestTimeout
+from text_generation_router.errors import GenerationError, InvalidRequest, QueueTimeout, RequestTimeout
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import (
     Constraint,
+    ConstraintFailed,
     FinishReason,
     GenerationFailed,
     NotFinishedInTime,
@@ -39,7 +40,7 @@ class TokenSource(Protocol):
     def submit(self, request: Request, constraint: Constraint | None = None) -> AsyncGenerator[TokenEvent, None]:
         """Run one request. Closing the generator gives back all that it holds.
 
-        Raises GenerationFailed, NotStartedInTime, NotFinishedInTime.
+        Raises GenerationFailed, ConstraintFailed, NotStartedInTime, NotFinishedInTime.
         """
 
 
@@ -158,7 +159,8 @@ class Generator:
 
         Args:
             arrived_s: time.monotonic() when the request came.
-        Raises: GenerationError, QueueTimeout, RequestTimeout, Incomplete.
+        Raises: GenerationError, QueueTimeout, RequestTimeout, Incomplete, and InvalidRequest for a grammar that turned
+            out to be too much on the way.
         """
         queued_s = time.monotonic()
         self._metrics.request_input_length.observe(valid.input_length)
@@ -183,6 +185,8 @@ class Generator:
                     raise Incomplete
         except GenerationFailed as error:
             raise GenerationError(str(error)) from error
+        except ConstraintFailed as error:
+            raise InvalidRequest(f"grammar cannot be followed any further: {error}; use a simpler one") from error
         except NotStartedInTime:
             raise QueueTimeout(self._time_limits.queue_s or 0.0) from None
         except NotFinishedInTime:

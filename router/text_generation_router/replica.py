@@ -20,6 +20,7 @@ from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
 from text_generation_router.scheduling.request import (
     Constraint,
+    ConstraintFailed,
     GenerationFailed,
     NotFinishedInTime,
     NotStartedInTime,
@@ -183,7 +184,7 @@ class Replica:
 
         Args:
             constraint: which tokens may come; belongs to this request from now on.
-        Raises: GenerationFailed when the shards fail, NotStartedInTime, NotFinishedInTime.
+        Raises: GenerationFailed when the shards fail, ConstraintFailed, NotStartedInTime, NotFinishedInTime.
         """
         return self._run_request(request, constraint, is_probe=False)
 
@@ -199,7 +200,7 @@ class Replica:
         if constraint is not None:
             self._constraints[id(sequence)] = constraint
         reader = self._readers[id(sequence)] = _Reader()
-        timers = self._start_timers(sequence, reader)
+        timers = self._start_timers(sequence)
         self._wake.set()
         try:
             while True:
@@ -219,24 +220,21 @@ class Replica:
                 self._probe = None
             self._wake.set()
 
-    def _start_timers(self, sequence: Sequence, reader: _Reader) -> list[asyncio.TimerHandle]:
+    def _start_timers(self, sequence: Sequence) -> list[asyncio.TimerHandle]:
         """A request whose time is over gives back what it holds at once, even if its reader is slow to notice."""
         loop, request = asyncio.get_running_loop(), sequence.request
         timers: list[asyncio.TimerHandle] = []
 
-        def end(reason: Exception) -> None:
-            self._scheduler.abort(sequence)
-            reader.events.put_nowait(reason)
-            self._wake.set()
-
         def end_if_waiting() -> None:
             if sequence.started_s == 0.0:
-                end(NotStartedInTime())
+                self._end(sequence, NotStartedInTime())
 
         if request.start_by_s is not None:
             timers.append(loop.call_later(request.start_by_s - time.monotonic(), end_if_waiting))
         if request.finish_by_s is not None:
-            timers.append(loop.call_later(request.finish_by_s - time.monotonic(), end, NotFinishedInTime()))
+            timers.append(
+                loop.call_later(request.finish_by_s - time.monotonic(), self._end, sequence, NotFinishedInTime())
+            )
         return timers
 
     def stats(self) -> SchedulerStats:
@@ -319,13 +317,23 @@ class Replica:
 
         try:
             mask = await asyncio.to_thread(next_mask)
+        except ConstraintFailed as error:
+            logger.warning("A grammar ended its request: %s; its sender should use a simpler one", error)
+            self._end(sequence, error)
+            return
         except Exception as error:
             logger.exception("A grammar failed")
-            reader = self._readers.get(id(sequence))
-            if reader is not None:
-                reader.events.put_nowait(GenerationFailed(f"the grammar failed: {error}"))
+            self._end(sequence, GenerationFailed(f"the grammar failed: {error!r}"))
             return
         self._scheduler.set_mask(sequence, mask)
+        self._wake.set()
+
+    def _end(self, sequence: Sequence, reason: Exception) -> None:
+        """The sequence gives back what it holds at once, and its reader is told."""
+        self._scheduler.abort(sequence)
+        reader = self._readers.get(id(sequence))
+        if reader is not None:
+            reader.events.put_nowait(reason)
         self._wake.set()
 
     async def _send_steps(self) -> None:

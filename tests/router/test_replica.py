@@ -14,6 +14,7 @@ from tests.support.scripted_shard import ScriptedShard
 from tests.support.shard_model import reference_tokens, scripted_logprob
 from text_generation_router.replica import NoObserver, Replica, StepTiming
 from text_generation_router.scheduling.request import (
+    ConstraintFailed,
     GenerationFailed,
     NotFinishedInTime,
     NotStartedInTime,
@@ -113,15 +114,28 @@ def test_constraint_rules_its_own_sequence_only(tmp_path: Path) -> None:
 
 
 class Broken(Alternating):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
     def accept(self, token_id: int) -> None:
-        raise ValueError("no such state")
+        raise self.error
 
 
-def test_failing_constraint_ends_its_own_sequence_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected", "level"),
+    [
+        (ConstraintFailed("it is too complex"), ConstraintFailed("it is too complex"), "WARNING"),
+        (ValueError("a bug"), GenerationFailed("the grammar failed: ValueError('a bug')"), "ERROR"),
+    ],
+)
+def test_failing_constraint_ends_its_own_sequence_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, expected: Exception, level: str
+) -> None:
     shard = ScriptedShard(str(tmp_path / "s-0"))
 
     async def broken(replica: Replica) -> None:
-        async for _ in replica.submit(Request((1, 2, 3), 9), Broken()):
+        async for _ in replica.submit(Request((1, 2, 3), 9), Broken(error)):
             pass
 
     async def test() -> None:
@@ -129,13 +143,15 @@ def test_failing_constraint_ends_its_own_sequence_only(tmp_path: Path) -> None:
             failed, free = await asyncio.gather(
                 broken(replica), collect(replica, Request((4,), 9)), return_exceptions=True
             )
-            assert isinstance(failed, GenerationFailed)
-            assert "the grammar failed: no such state" in str(failed)
+            assert repr(failed) == repr(expected)
             assert isinstance(free, list)
             assert len(free) == 9
             assert replica.stats().blocks.owned == 0
 
     run(test)
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert bool(record.exc_info) == (level == "ERROR")  # a traceback is for bugs
 
 
 def test_closing_the_iterator_gives_everything_back_at_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from text_generation_router.grammar.schema import prepare_schema
 from text_generation_router.grammar.spec import GrammarError, GrammarKind, GrammarSpec
 from text_generation_router.grammar.vocabulary import load_vocabulary
-from text_generation_router.scheduling.request import Constraint
+from text_generation_router.scheduling.request import Constraint, ConstraintFailed
 from text_generation_router.tokenizer import Tokenizer
 
 _MAX_REMEMBERED = 64
@@ -33,6 +33,7 @@ _SAID = (
     ("fuel", "it is too complex"),
     ("too many expressions", "it is too complex"),
     ("Current row has", "it is too complex"),
+    ("doesn't satisfy the grammar", "a token came that it does not allow"),  # the engine quotes the text so far
 )
 _NICENESS = 5  # a third of the share of a thread that is not nice
 # A mask holds every token that may come. Without this, where the grammar leaves only one text it would hold only that
@@ -63,16 +64,16 @@ class _Constraint:
         self._mask: bytes | None = first_mask
 
     def mask(self) -> bytes:
-        """Raises: GrammarError when the grammar leads nowhere from here."""
+        """Raises: ConstraintFailed when the grammar leads nowhere from here, or the engine's limits are reached."""
         if self._mask is None:
             self._mask = _mask_of(self._matcher)
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Raises: GrammarError for a token that the mask does not allow."""
+        """Raises: ConstraintFailed for a token that the mask does not allow."""
         self._mask = None
         if not self._matcher.consume_token(token_id):
-            raise GrammarError(_reason(self._matcher.get_error()))
+            raise ConstraintFailed(_reason(self._matcher.get_error()))
 
 
 class Grammars:
@@ -143,14 +144,14 @@ def _regex_source(pattern: str) -> str:
 def _first_mask(matcher: LLMatcher, kind: GrammarKind) -> bytes:
     try:
         return _mask_of(matcher)
-    except GrammarError as error:
+    except ConstraintFailed as error:
         raise (GrammarError.invalid if kind is GrammarKind.REGEX else GrammarError.refused)(str(error)) from None
 
 
 def _mask_of(matcher: LLMatcher) -> bytes:
     mask = matcher.compute_bitmask()
     if matcher.is_error():
-        raise GrammarError(_reason(matcher.get_error()))
+        raise ConstraintFailed(_reason(matcher.get_error()))
     return mask
 
 

@@ -67,7 +67,7 @@ class TokenEvent:
 class Constraint(Protocol):
     """Which tokens may come next, after those accepted so far: a grammar at work on one sequence.
 
-    Calls come one at a time, from worker threads: they may take a while.
+    Calls come one at a time, from worker threads: they may take a while. They raise ConstraintFailed.
     """
 
     def mask(self) -> bytes:
@@ -79,6 +79,10 @@ class Constraint(Protocol):
 
 class GenerationFailed(Exception):
     """The shards failed while this sequence was queued or running. The message is for the client."""
+
+
+class ConstraintFailed(Exception):
+    """A constraint cannot go on from where its sequence is. The message is for the client."""
 
 
 class NotStartedInTime(Exception):

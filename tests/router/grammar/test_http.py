@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 
 from tests.router.api.scripted import ANSWERS, PACKAGE, ids, new_shard, new_tokenizer
 from tests.router.api.streams import stream
+from tests.router.openai.scripted import new_templates
 from tests.support.router_server import RouterServer, answering, router_server
 from tests.support.scripted_shard import ScriptedShard
 from text_generation_proto import generate_pb2 as pb
@@ -55,7 +56,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 # May be refused, work, or end when a single token becomes too much work; what counts is that nobody else notices.
 HEAVY: list[dict[str, Any]] = [
-    {"type": "regex", "value": "(a|b)*" * 1000},
     {"type": "regex", "value": "foo**"},
     {"type": "regex", "value": "a" * 100_000},
     {"type": "regex", "value": "((x{1000}){1000}){1000}"},
@@ -91,7 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterServer]:
     rule = answering({ids(prompt): ids(answer) for prompt, answer in ANSWERS.items()}, 256)
     path = tmp_path_factory.mktemp("shard") / "s-0"
     shard = WatchedShard(str(path), next_token=rule, vocab_size=PACKAGE.get_vocab_size(), step_s=0.002)
-    with router_server(shard, new_tokenizer(), max_concurrent_requests=64) as running:
+    with router_server(shard, new_tokenizer(), new_templates(), max_concurrent_requests=64) as running:
         yield running
 
 
@@ -173,6 +173,36 @@ def test_a_bad_grammar_is_refused_with_its_reason(client: httpx.Client, grammar:
     assert ask(client, "capital", None).json()["generated_text"] == ANSWERS["capital"].removesuffix("</s>")
 
 
+# Compiles, and is too much from the second token on.
+TOO_MUCH_LATER = {"type": "regex", "value": "[ab]" + "(a|b)*" * 1000}
+CANNOT_GO_ON = f"{PREFIX}grammar cannot be followed any further: it is too complex; use a simpler one"
+
+
+def test_a_grammar_that_fails_part_way_is_an_error_of_its_sender_and_one_line_in_the_log(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G34."""
+    plain = ask(client, "a", TOO_MUCH_LATER)
+    assert plain.status_code == 422
+    assert plain.json() == {"error": CANNOT_GO_ON, "error_type": "validation"}
+    token, error = stream(client, "a", grammar=TOO_MUCH_LATER)
+    assert token["token"]["text"] in {"a", "b"}
+    assert error == plain.json()
+    chat = {"messages": [{"role": "user", "content": "a"}], "response_format": TOO_MUCH_LATER, "stream": True}
+    *_, event, done, rest = client.post("/v1/chat/completions", json=chat).content.split(b"\n\n")
+    assert json.loads(event.removeprefix(b"data: ")) == {
+        "error": {"message": CANNOT_GO_ON, "http_status_code": 422, "type": "validation"},
+        "error_type": "validation",
+    }
+    assert (done, rest) == (b"data: [DONE]", b"")
+    warnings = [record for record in caplog.records if record.levelname != "INFO"]
+    assert [record.getMessage() for record in warnings] == [
+        "A grammar ended its request: it is too complex; its sender should use a simpler one"
+    ] * 3
+    assert not any(record.exc_info for record in warnings)
+    assert ask(client, "capital", None).json()["generated_text"] == ANSWERS["capital"].removesuffix("</s>")
+
+
 def test_bad_and_heavy_grammars_do_not_hold_up_a_stream(server: RouterServer) -> None:
     """G34. A stall of our making comes each time, one of a busy machine does not: the best of three counts."""
 
@@ -193,7 +223,7 @@ def test_bad_and_heavy_grammars_do_not_hold_up_a_stream(server: RouterServer) ->
             assert sent.result().status_code in {200, 422, 424}
         return gap_s
 
-    for grammar in [*(grammar for grammar, _ in BAD), *HEAVY]:
+    for grammar in [*(grammar for grammar, _ in BAD), *HEAVY, TOO_MUCH_LATER]:
         assert any(longest_gap_s(grammar) < 0.1 for _ in range(3)), str(grammar)[:100]
 
 
