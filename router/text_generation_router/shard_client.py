@@ -29,6 +29,10 @@ class ShardError(Exception):
     """A shard could not be reached, refused, or failed. The message is one line."""
 
 
+class ShardBusy(ShardError):
+    """Somebody else's stream is open on the shard, which takes one at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class WarmupLimits:
     """What the user asked for; 0 leaves the choice to the shard."""
@@ -95,7 +99,8 @@ class ShardGroup:
         try:
             answer: pb.WarmupResponse = await self._stubs[rank].Warmup(request)
         except grpc.aio.AioRpcError as error:
-            raise ShardError(_describe(error, rank)) from None
+            kind = ShardBusy if error.code() is grpc.StatusCode.FAILED_PRECONDITION else ShardError
+            raise kind(_describe(error, rank)) from None
         return answer
 
     async def check_health(self, timeout_s: float) -> bool:
