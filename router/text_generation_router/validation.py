@@ -9,10 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from text_generation_router.errors import InvalidRequest
 from text_generation_router.grammar.compiler import CompiledGrammar, Grammars
-from text_generation_router.grammar.spec import NOT_SUPPORTED, GrammarError, GrammarSpec, json_spec, regex_spec
+from text_generation_router.grammar.spec import (
+    NOT_SUPPORTED,
+    GrammarError,
+    GrammarSpec,
+    WriteSpec,
+    json_spec,
+    regex_spec,
+)
 from text_generation_router.parameters import GenerateParameters, Grammar, JsonSchemaGrammar, RegexGrammar
 from text_generation_router.scheduling.request import Request, SamplingParameters
 from text_generation_router.tokenizer import Tokenizer, TokenizerError
@@ -188,7 +196,7 @@ class Validator:
         parameters: GenerateParameters,
         *,
         add_special_tokens: bool = True,
-        grammar: GrammarSpec | None = None,
+        grammar: WriteSpec | None = None,
     ) -> ValidRequest:
         """Check everything else and tokenize. Raises InvalidRequest.
 
@@ -201,7 +209,7 @@ class Validator:
         if parameters.truncate is not None:
             token_ids = token_ids[-parameters.truncate :]
         max_new_tokens = self._check_lengths(len(token_ids), parameters.max_new_tokens)
-        compiled = await self._compile(grammar or parameters.grammar)
+        compiled = await self._compile(grammar, parameters.grammar)
         for name, message in UNSUPPORTED.items():
             if getattr(parameters, name) is not None:
                 raise InvalidRequest(message)
@@ -225,13 +233,15 @@ class Validator:
             grammar=compiled,
         )
 
-    async def _compile(self, grammar: Grammar | GrammarSpec | None) -> CompiledGrammar | None:
-        if grammar is None:
+    async def _compile(self, write_spec: WriteSpec | None, grammar: Grammar | None) -> CompiledGrammar | None:
+        if write_spec is None and grammar is not None:
+            write_spec = partial(_grammar_spec, grammar)
+        if write_spec is None:
             return None
         if self._grammars is None:
             raise InvalidRequest(NOT_SUPPORTED)
         try:
-            return await self._grammars.compile(grammar if isinstance(grammar, GrammarSpec) else _grammar_spec(grammar))
+            return await self._grammars.compile(write_spec())
         except GrammarError as error:
             raise InvalidRequest(str(error)) from error
 

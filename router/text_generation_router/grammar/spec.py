@@ -5,6 +5,7 @@ Knows the shapes in which clients write grammars, not what they mean: see schema
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,6 +44,9 @@ class GrammarSpec:
     text: str  # a JSON schema, or a pattern that the whole answer matches
     needs_properties: bool = False  # refuse a schema without top-level `properties`, as TGI does
 
+
+# Makes a spec when its turn to be checked comes. Raises: GrammarError.
+WriteSpec = Callable[[], GrammarSpec]
 
 # What OpenAI's bare `json_object` asks for.
 ANY_OBJECT = GrammarSpec(GrammarKind.JSON, '{"type":"object"}')

@@ -1,16 +1,20 @@
-"""`response_format` in OpenAI's and TGI's spellings."""
+"""`response_format` in OpenAI's and TGI's spellings.
+
+A shape that is none of them is refused at once; what is wrong with a grammar itself is said in the order of the rules.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from text_generation_router.errors import InvalidRequest
-from text_generation_router.grammar.spec import ANY_OBJECT, GrammarError, GrammarSpec, json_spec, regex_spec
+from text_generation_router.grammar.spec import ANY_OBJECT, WriteSpec, json_spec, regex_spec
 
 _KNOWN = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def response_grammar(response_format: dict[str, Any] | None) -> GrammarSpec | None:
+def response_grammar(response_format: dict[str, Any] | None) -> WriteSpec | None:
     """None: free text. Raises InvalidRequest."""
     if response_format is None:
         return None
@@ -21,17 +25,12 @@ def response_grammar(response_format: dict[str, Any] | None) -> GrammarSpec | No
         return None
     value = response_format.get("value")
     if kind == "json_object" and value is None:
-        return ANY_OBJECT
-    try:
-        return _regex(value) if kind == "regex" else json_spec(_schema(kind, response_format))
-    except GrammarError as error:
-        raise InvalidRequest(str(error)) from error
-
-
-def _regex(value: Any) -> GrammarSpec:
-    if not isinstance(value, str):
-        raise InvalidRequest("`response_format.value` must be a regular expression as a text")
-    return regex_spec(value)
+        return lambda: ANY_OBJECT
+    if kind == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequest("`response_format.value` must be a regular expression as a text")
+        return partial(regex_spec, value)
+    return partial(json_spec, _schema(kind, response_format))
 
 
 def _schema(kind: str, response_format: dict[str, Any]) -> Any:

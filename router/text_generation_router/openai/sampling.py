@@ -43,13 +43,15 @@ def native_parameters(
     greedy = body.temperature == 0
     if not lenient:
         _check_tgi_3(body)
-    tgi_repetition_penalty = None if lenient or body.presence_penalty is None else body.presence_penalty + 2
+    repetition_penalty = body.repetition_penalty
+    if not lenient and body.presence_penalty is not None:
+        repetition_penalty = body.presence_penalty + 2
     return GenerateParameters(
         do_sample=not greedy,
         temperature=None if greedy else body.temperature,
         top_p=None if lenient and body.top_p == 1 else body.top_p,
         top_k=body.top_k,
-        repetition_penalty=tgi_repetition_penalty or body.repetition_penalty,
+        repetition_penalty=repetition_penalty,
         frequency_penalty=body.frequency_penalty,
         max_new_tokens=max_new_tokens,
         stop=body.stops,

@@ -10,7 +10,7 @@ from text_generation_router.api.events import EventStream
 from text_generation_router.api.generate import GenerationService
 from text_generation_router.errors import IncompleteGeneration, IncompleteStream
 from text_generation_router.generation import Answer, Incomplete, Piece
-from text_generation_router.grammar.spec import GrammarSpec
+from text_generation_router.grammar.spec import WriteSpec
 from text_generation_router.openai.chunks import error_events
 from text_generation_router.openai.errors import ToolError
 from text_generation_router.openai.messages import template_messages
@@ -30,7 +30,7 @@ class Conversation:
 
     prompt: str
     tools: ToolUse | None
-    grammar: GrammarSpec | None
+    grammar: WriteSpec | None
 
 
 @dataclass(frozen=True, slots=True)

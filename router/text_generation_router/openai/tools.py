@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 
-from text_generation_router.grammar.spec import GrammarError, GrammarSpec, json_spec
+from text_generation_router.grammar.spec import WriteSpec, json_spec
 from text_generation_router.openai.errors import ToolError
 from text_generation_router.openai.schema import ChatRequest, Tool
 
@@ -46,7 +47,7 @@ class ToolUse:
             return f"\n---\n{tool_prompt}" if tool_prompt else ""
         return f"\n---\n{orjson.dumps(self.shown()).decode()}\n{tool_prompt or _DEFAULT_PROMPT}"
 
-    def grammar(self) -> GrammarSpec:
+    def grammar(self) -> WriteSpec:
         """Of a forced call. Raises ToolError."""
         # References inside a function's schema are meant from its own root.
         try:
@@ -69,10 +70,7 @@ class ToolUse:
             for index, tool in enumerate(self.tools)
         ]
         call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        try:
-            return json_spec({**call, "$defs": definitions})
-        except GrammarError as error:
-            raise ToolError(str(error)) from error
+        return partial(json_spec, {**call, "$defs": definitions})
 
 
 def tool_use(body: ChatRequest) -> ToolUse | None:

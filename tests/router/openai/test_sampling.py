@@ -92,7 +92,7 @@ def test_compat_v3_means_what_tgi_3_meant(strict_client: tuple[RecordingShard, h
     assert sampling.frequency_penalty == 0.5
     assert sampling.repetition_penalty == 2.0
     assert (sampling.count_penalty, sampling.presence_penalty) == (0.0, 0.0)
-    refused: list[dict[str, Any]] = [{"stop": "x"}, {"top_p": 1}, {"logit_bias": {"1": 1}}]
+    refused: list[dict[str, Any]] = [{"stop": "x"}, {"top_p": 1}, {"logit_bias": {"1": 1}}, {"presence_penalty": -2}]
     for fields in refused:
         answer = client.post(CHAT, json={"messages": user("capital"), **fields})
         assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
