@@ -38,18 +38,19 @@ def test_a_schema_need_not_be_an_object_with_properties(client: httpx.Client, na
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-KEYS = st.sampled_from(
-    "type value json_schema schema name strict properties anyOf $ref items enum function parameters arguments required "
-    "minLength pattern".split()
-)
-WORDS = st.sampled_from("json json_object json_schema regex text object string array function required #".split())
+KEYS = st.sampled_from(["type", "value", "json_schema", "schema", "name", "strict", "function", "parameters"])
+KEYWORDS = st.sampled_from(["properties", "required", "anyOf", "$ref", "items", "enum", "minLength", "pattern"])
+KINDS = st.sampled_from(["json", "json_object", "json_schema", "regex", "text"])
+WORDS = KINDS | st.sampled_from(["object", "string", "array", "function", "required", "#"])
 JSON = st.recursive(
     LEAVES | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYS | KEYWORDS | st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 FORMATS = JSON | st.fixed_dictionaries(
-    {"type": WORDS}, optional={"value": JSON, "json_schema": JSON | st.fixed_dictionaries({"schema": JSON})}
+    {"type": KINDS}, optional={"value": JSON, "json_schema": JSON | st.fixed_dictionaries({"schema": JSON})}
 )
 TOOLS = JSON | st.lists(
     st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": st.text(), "parameters": JSON})}), max_size=2
