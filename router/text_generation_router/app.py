@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_cli import __version__
@@ -14,7 +16,7 @@ from text_generation_router.api.cors import Cors
 from text_generation_router.api.docs_page import add_docs_route
 from text_generation_router.api.front_door import FrontDoor, add_error_handlers
 from text_generation_router.api.generate import GenerationService, add_generate_routes
-from text_generation_router.api.openapi import REQUEST_MODELS, document
+from text_generation_router.api.openapi import NATIVE_MODELS, document
 from text_generation_router.api.operations import add_operation_routes, add_tokenize_route
 from text_generation_router.api.schema import Info
 from text_generation_router.auth import ApiKeyGuard
@@ -117,8 +119,10 @@ def build_app(settings: RouterSettings, replica: Replica, tokenizer: Tokenizer, 
         redoc_url=None,
         openapi_url="/api-doc/openapi.json",
         redirect_slashes=False,
+        default_response_class=Response,  # routes make their answers; the document shows no type that they do not name
     )
-    app.openapi = document(app, (*REQUEST_MODELS, *OPENAI_MODELS))  # type: ignore[method-assign]
+    shown_limits = {**asdict(limits), "max_client_batch_size": settings.max_client_batch_size}
+    app.openapi = document(app, (*NATIVE_MODELS, *OPENAI_MODELS), shown_limits)  # type: ignore[method-assign]
     add_error_handlers(app)
     answer_generate = add_generate_routes(app, service)
     info = _info(settings, replica, limits)

@@ -1,6 +1,7 @@
 """The parameters of a generation as TGI's native API spells them: names, types, defaults. No limits: see validation.
 
-None means "not given", and null is taken for not given everywhere, since clients send it for every field.
+None means "not given", and null is taken for not given everywhere, since clients send it for every field. Limits and
+what stands for "not given" are shown here for the OpenAPI document only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,28 @@ Float32 = Annotated[float, AfterValidator(_to_float32)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+
+
+def bounds(**keywords: float | str) -> Any:
+    """Bounds by JSON schema's keywords that are shown, not checked: validation does, with TGI's messages.
+
+    A text is the name of a limit that the server is started with; the served document has its value.
+    """
+    return Field(json_schema_extra=dict(keywords))
+
+
+def optional(default: Any = None, **options: Any) -> Any:
+    """A field that may be left out. `default` is what the document shows; the model has None."""
+    return Field(default=None, json_schema_extra={"default": default}, **options)
+
+
+PositiveFloat = Annotated[Float32, bounds(exclusiveMinimum=0)]
+FrequencyPenalty = Annotated[Float32, bounds(minimum=-2, maximum=2)]
+PositiveInt = Annotated[Int32, bounds(minimum=1)]
+Share = Annotated[Float32, bounds(exclusiveMinimum=0, exclusiveMaximum=1)]
+NumNewTokens = Annotated[UInt32, bounds(minimum=1)]
+NumTopTokens = Annotated[UInt32, bounds(maximum="max_top_n_tokens")]
+Stops = Annotated[list[str], bounds(maxItems="max_stop_sequences")]
 
 
 class JsonGrammar(BaseModel):
@@ -54,61 +77,57 @@ Grammar = Annotated[JsonGrammar | JsonSchemaGrammar | RegexGrammar, Field(discri
 
 
 class GenerateParameters(FirstErrorModel):
-    best_of: UInt64 | None = Field(
-        default=None, description="Generate so many sequences and return the one with the highest mean token logprob."
+    best_of: Annotated[UInt64, bounds(minimum=1, maximum="max_best_of")] | None = optional(
+        1, description="Generate so many sequences and return the one with the highest mean token logprob."
     )
-    temperature: Float32 | None = Field(
-        default=None,
+    temperature: PositiveFloat | None = optional(
+        1.0,
         description="Divides the logits; sampling is on if it is not 1. Leave it out for greedy.",
         examples=[0.5],
     )
-    repetition_penalty: Float32 | None = Field(
-        default=None, description="Penalty of tokens that the prompt or the output holds; 1 is none.", examples=[1.03]
+    repetition_penalty: PositiveFloat | None = optional(
+        1.0, description="Penalty of tokens that the prompt or the output holds; 1 is none.", examples=[1.03]
     )
-    frequency_penalty: Float32 | None = Field(
-        default=None,
+    frequency_penalty: FrequencyPenalty | None = optional(
+        0.0,
         description="Penalty of a token by its share of prompt and output, -2 to 2; 0 is none.",
         examples=[0.1],
     )
-    top_k: Int32 | None = Field(default=None, description="Sample from the k most likely tokens.", examples=[10])
-    top_p: Float32 | None = Field(
-        default=None,
+    top_k: PositiveInt | None = optional(description="Sample from the k most likely tokens.", examples=[10])
+    top_p: Share | None = optional(
         description="Sample from the most likely tokens that together have this probability.",
         examples=[0.95],
     )
-    typical_p: Float32 | None = Field(
-        default=None,
+    typical_p: Share | None = optional(
         description="Sample from the most typical tokens that together have this probability.",
         examples=[0.95],
     )
-    do_sample: bool | None = Field(
-        default=None, description="Sample instead of taking the most likely token. Default: false."
+    do_sample: bool | None = optional(
+        False, description="Sample instead of taking the most likely token. Default: false."
     )
-    max_new_tokens: UInt32 | None = Field(
-        default=None, description="Most tokens to generate. Default: as many as fit.", examples=[20]
+    max_new_tokens: NumNewTokens | None = optional(
+        description="Most tokens to generate. Default: as many as fit.", examples=[20]
     )
-    return_full_text: bool | None = Field(
-        default=None, description="Put the prompt before the generated text. Default: false."
-    )
-    stop: list[str] | None = Field(
-        default=None,
+    return_full_text: bool | None = optional(description="Put the prompt before the generated text. Default: false.")
+    stop: Stops | None = optional(
+        [],
         description="Stop as soon as the text holds one of these; it stays in the text.",
         examples=[["photographer"]],
     )
-    truncate: UInt64 | None = Field(default=None, description="Keep only so many tokens of the prompt, the last ones.")
-    watermark: bool | None = Field(default=None, description="Watermark the text. Default: false.")
-    details: bool | None = Field(default=None, description="Return details of the generation. Default: false.")
-    decoder_input_details: bool | None = Field(
-        default=None, description="Return the prompt's tokens with their logprobs, not when streaming. Default: false."
+    truncate: Annotated[UInt64, bounds(minimum=1)] | None = optional(
+        description="Keep only so many tokens of the prompt, the last ones; at most `max_input_tokens` of /info."
     )
-    seed: UInt64 | None = Field(
-        default=None, description="Seed of the sampling. Default: a random one, which details report."
+    watermark: bool | None = optional(False, description="Watermark the text. Default: false.")
+    details: bool | None = optional(False, description="Return details of the generation. Default: false.")
+    decoder_input_details: bool | None = optional(
+        False, description="Return the prompt's tokens with their logprobs, not when streaming. Default: false."
     )
-    top_n_tokens: UInt32 | None = Field(
-        default=None, description="Report so many of the most likely tokens at each position.", examples=[5]
+    seed: UInt64 | None = optional(description="Seed of the sampling. Default: a random one, which details report.")
+    top_n_tokens: NumTopTokens | None = optional(
+        0, description="Report so many of the most likely tokens at each position.", examples=[5]
     )
-    grammar: Grammar | None = Field(default=None, description="What the answer must look like.")
-    adapter_id: str | None = Field(default=None, description="Not supported yet: refused unless null.")
+    grammar: Grammar | None = optional(description="What the answer must look like.")
+    adapter_id: str | None = optional(description="Not supported yet: refused unless null.")
 
     @property
     def is_sampling(self) -> bool:

@@ -148,7 +148,7 @@ def add_generate_routes(
         "/generate_stream",
         summary="Generate a stream of tokens, one event each",
         openapi_extra=request_body(GenerateRequest),
-        responses=responses(StreamResponse, 413, 422, 424, 429, 500, 503, events=True),
+        responses=responses(None, 413, 422, 424, 429, 500, 503, event_models=[StreamResponse]),
     )
     async def generate_stream(request: Request) -> Response:
         body = await read_body(request, GenerateRequest, service.payload_limit)
@@ -158,7 +158,7 @@ def add_generate_routes(
         "/",
         summary="Generate tokens, as a list of one answer, or as a stream if `stream` is true",
         openapi_extra=request_body(CompatGenerateRequest),
-        responses=responses(list[GenerateResponse], 413, 422, 424, 429, 500, 503),
+        responses=responses(list[GenerateResponse], 413, 422, 424, 429, 500, 503, event_models=[StreamResponse]),
     )
     async def compat_generate(request: Request) -> Response:
         return await answer_compat(request, await read_body(request, CompatGenerateRequest, service.payload_limit))

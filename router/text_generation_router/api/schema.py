@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from text_generation_router.parameters import GenerateParameters
+from text_generation_router.parameters import GenerateParameters, optional
 
 
 class GenerateRequest(BaseModel):
@@ -21,7 +21,7 @@ class GenerateRequest(BaseModel):
 
 
 class CompatGenerateRequest(GenerateRequest):
-    stream: bool | None = Field(default=None, description="Answer with events. Default: false.")
+    stream: bool | None = optional(False, description="Answer with events. Default: false.")
 
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]

@@ -92,7 +92,7 @@ def add_chat_routes(app: FastAPI, service: OpenAiService) -> None:
         "/v1/chat/completions",
         summary="Continue a conversation, as a whole or, if `stream` is true, as events",
         openapi_extra=request_body(ChatRequest),
-        responses=responses(ChatCompletion, 413, 422, 424, 429, 500, 503, event_model=ChatCompletionChunk),
+        responses=responses(ChatCompletion, 413, 422, 424, 429, 500, 503, event_models=[ChatCompletionChunk]),
     )
     async def chat_completions(request: Request) -> Response:
         return await answer_chat(service, await read_body(request, ChatRequest, limit_bytes), request)

@@ -176,7 +176,7 @@ def add_completion_routes(app: FastAPI, service: OpenAiService) -> None:
         "/v1/completions",
         summary="Continue texts, as a whole or, if `stream` is true, as events",
         openapi_extra=request_body(CompletionRequest),
-        responses=responses(Completion, 413, 422, 424, 429, 500, 503, event_model=Completion),
+        responses=responses(Completion, 413, 422, 424, 429, 500, 503, event_models=[Completion]),
     )
     async def completions(request: Request) -> Response:
         return await answer_completion(service, await read_body(request, CompletionRequest, limit_bytes), request)

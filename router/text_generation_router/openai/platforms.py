@@ -14,13 +14,14 @@ from text_generation_router.api.answers import JsonResponse
 from text_generation_router.api.bodies import read_body
 from text_generation_router.api.disconnect import until_disconnect
 from text_generation_router.api.openapi import request_body, responses
-from text_generation_router.api.schema import CompatGenerateRequest, GenerateResponse
+from text_generation_router.api.schema import CompatGenerateRequest, GenerateResponse, StreamResponse
 from text_generation_router.openai.chat import answer_chat
 from text_generation_router.openai.choice import shown_text
 from text_generation_router.openai.completions import answer_completion
 from text_generation_router.openai.errors import NoInstances
 from text_generation_router.openai.schema import (
     ChatCompletion,
+    ChatCompletionChunk,
     ChatRequest,
     Completion,
     CompletionRequest,
@@ -67,7 +68,11 @@ def add_platform_routes(
         "/invocations",
         summary="Generate from a body of /, /v1/chat/completions or /v1/completions (SageMaker)",
         openapi_extra=request_body(Invocation),
-        responses=responses(list[GenerateResponse] | ChatCompletion | Completion, 413, 422, 424, 429, 500, 503),
+        responses=responses(
+            list[GenerateResponse] | ChatCompletion | Completion,
+            *(413, 422, 424, 429, 500, 503),
+            event_models=[StreamResponse, ChatCompletionChunk, Completion],
+        ),
     )
     async def invocations(request: Request) -> Response:
         body = (await read_body(request, Invocation, limit_bytes)).root

@@ -21,7 +21,18 @@ from pydantic import (
 
 from text_generation_router.api.schema import TextToken
 from text_generation_router.first_error import FirstErrorModel
-from text_generation_router.parameters import Float32, Int32, UInt32, UInt64
+from text_generation_router.parameters import (
+    Float32,
+    FrequencyPenalty,
+    NumNewTokens,
+    NumTopTokens,
+    PositiveFloat,
+    PositiveInt,
+    Stops,
+    UInt64,
+    bounds,
+    optional,
+)
 
 # OpenAI's own bound; a request is also bounded by --max-concurrent-requests, as every choice is a sequence.
 MAX_CHOICES = 128
@@ -105,32 +116,34 @@ class ToolChoice(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool | None = Field(default=None, description="Send a last event with the usage. Default: false.")
+    include_usage: bool | None = optional(False, description="Send a last event with the usage. Default: false.")
 
 
 class SamplingFields(FirstErrorModel):
     """What chat and text completions have in common."""
 
     model: str | None = Field(default=None, description="Any name is served by the one model.", examples=["tgi"])
-    max_tokens: UInt32 | None = Field(
+    max_tokens: NumNewTokens | None = Field(
         default=None, description="Most tokens to generate. Default: as many as fit.", examples=[32]
     )
-    temperature: Float32 | None = Field(
+    temperature: Annotated[Float32, bounds(minimum=0)] | None = Field(
         default=None, description="Divides the logits. 0 is greedy. Default: 1, sampled.", examples=[1.0]
     )
-    top_p: Float32 | None = Field(
+    top_p: Annotated[Float32, bounds(exclusiveMinimum=0, maximum=1)] | None = Field(
         default=None,
         description="Sample from the most likely tokens that together have this probability. 1 is off.",
         examples=[0.95],
     )
-    top_k: Int32 | None = Field(default=None, description="Sample from the k most likely tokens. Not in OpenAI's API.")
-    frequency_penalty: Float32 | None = Field(
+    top_k: PositiveInt | None = Field(
+        default=None, description="Sample from the k most likely tokens. Not in OpenAI's API."
+    )
+    frequency_penalty: FrequencyPenalty | None = Field(
         default=None, description="Subtracted for each time that the answer holds a token, -2 to 2. Default: 0."
     )
     presence_penalty: Penalty | None = Field(
         default=None, description="Subtracted once from tokens that the answer holds, -2 to 2. Default: 0."
     )
-    repetition_penalty: Float32 | None = Field(
+    repetition_penalty: PositiveFloat | None = Field(
         default=None, description="As in /generate. Not in OpenAI's chat API. Default: 1."
     )
     logit_bias: dict[str, Bias] | None = Field(
@@ -140,11 +153,11 @@ class SamplingFields(FirstErrorModel):
     seed: UInt64 | None = Field(
         default=None, description="Seed of the sampling; choice i of several has seed + i. Default: a random one."
     )
-    stop: str | list[str] | None = Field(
+    stop: str | Stops | None = Field(
         default=None, description="Stop before one of these; it is not part of the text.", examples=[["\n"]]
     )
-    stream: bool | None = Field(default=None, description="Answer with events. Default: false.")
-    stream_options: StreamOptions | None = Field(default=None, description="What a stream has besides the text.")
+    stream: bool | None = optional(False, description="Answer with events. Default: false.")
+    stream_options: StreamOptions | None = optional({}, description="What a stream has besides the text.")
 
     @property
     def num_choices(self) -> int:
@@ -160,12 +173,12 @@ class SamplingFields(FirstErrorModel):
 
 
 class ChatRequest(SamplingFields):
-    messages: list[Message] = Field(
+    messages: Annotated[list[Message], bounds(minItems=1)] = Field(
         description="The conversation. If the last message is the assistant's, the answer continues it."
     )
-    max_completion_tokens: UInt32 | None = Field(default=None, description="Goes before `max_tokens`.")
+    max_completion_tokens: NumNewTokens | None = Field(default=None, description="Goes before `max_tokens`.")
     logprobs: bool | None = Field(default=None, description="Return each token's logprob. Default: false.")
-    top_logprobs: UInt32 | None = Field(
+    top_logprobs: NumTopTokens | None = Field(
         default=None, description="With `logprobs`: so many of the likeliest tokens at each position.", examples=[5]
     )
     tools: list[Tool] | None = Field(default=None, description="Functions that the model may call.")
@@ -189,13 +202,15 @@ class ChatRequest(SamplingFields):
 _EMPTY_PROMPT = "Empty array detected. Do not use an empty array for the prompt."
 
 Prompt = str | list[int]
+Prompts = bounds(minItems=1, maxItems="max_client_batch_size")
+TokenIds = Annotated[list[Annotated[int, bounds(minimum=0)]], bounds(minItems=1)]
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: str | Annotated[list[str], Prompts] | TokenIds | Annotated[list[TokenIds], Prompts] = Field(
         description="A text, token ids, or a list of either.", examples=["What is deep learning?"]
     )
-    logprobs: UInt32 | None = Field(
+    logprobs: NumTopTokens | None = Field(
         default=None, description="Return each token's logprob, and so many of the likeliest tokens.", examples=[1]
     )
     echo: bool | None = Field(default=None, description="Put the prompt before the text. Default: false.")
@@ -219,7 +234,7 @@ class CompletionRequest(SamplingFields):
 
 
 class VertexParameters(BaseModel):
-    max_new_tokens: UInt32 | None = None
+    max_new_tokens: NumNewTokens | None = None
     seed: UInt64 | None = None
 
 
@@ -229,7 +244,7 @@ class VertexGenerate(BaseModel):
 
 
 class VertexRequest(FirstErrorModel):
-    instances: list[VertexGenerate | ChatRequest]
+    instances: Annotated[list[VertexGenerate | ChatRequest], bounds(minItems=1)]
 
 
 # ------------------------------------------------------------------------------------------------ answers

@@ -7,50 +7,49 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.documented import MAX_INT32, MAX_UINT32, MAX_UINT64, Row, row_of, unsigned
 from text_generation_router.openai.schema import ChatRequest, CompletionRequest
 
-MAX_UINT32, MAX_UINT64 = 2**32 - 1, 2**64 - 1
-
-# field: type, minimum, maximum. Everything but what is required may be null, and null is the default.
-Row = tuple[str, float | None, float | None]
+# null is taken for not given, and is the default, unless a row says something else.
 BOTH: dict[str, Row] = {
-    "model": ("string", None, None),
-    "max_tokens": ("integer", 0, MAX_UINT32),
-    "temperature": ("number", None, None),
-    "top_p": ("number", None, None),
-    "top_k": ("integer", -(2**31), 2**31 - 1),
-    "frequency_penalty": ("number", None, None),  # bounds by TGI's own rule and message
-    "presence_penalty": ("number", -2, 2),
-    "repetition_penalty": ("number", None, None),
-    "logit_bias": ("object", None, None),
-    "n": ("integer", 1, 128),
-    "seed": ("integer", 0, MAX_UINT64),
-    "stop": ("string|array", None, None),
-    "stream": ("boolean", None, None),
-    "stream_options": ("StreamOptions", None, None),
+    "model": Row("string"),
+    "max_tokens": unsigned(MAX_UINT32, at_least=1),
+    "temperature": Row("number", bounds={"minimum": 0}),
+    "top_p": Row("number", bounds={"exclusiveMinimum": 0, "maximum": 1}),
+    "top_k": Row("integer", bounds={"minimum": 1, "maximum": MAX_INT32}),
+    "frequency_penalty": Row("number", bounds={"minimum": -2, "maximum": 2}),
+    "presence_penalty": Row("number", bounds={"minimum": -2, "maximum": 2}),
+    "repetition_penalty": Row("number", bounds={"exclusiveMinimum": 0}),
+    "logit_bias": Row("object"),
+    "n": unsigned(128, at_least=1),
+    "seed": unsigned(MAX_UINT64),
+    "stop": Row("string|array", bounds={"maxItems": 4}),
+    "stream": Row("boolean", False),
+    "stream_options": Row("StreamOptions", {}),
 }
 CHAT: dict[str, Row] = {
     **BOTH,
-    "messages": ("array", None, None),
-    "max_completion_tokens": ("integer", 0, MAX_UINT32),
-    "logprobs": ("boolean", None, None),
-    "top_logprobs": ("integer", 0, MAX_UINT32),
-    "tools": ("array", None, None),
-    "tool_choice": ("string|ToolChoice", None, None),
-    "tool_prompt": ("string", None, None),
-    "response_format": ("object", None, None),
-    "functions": ("any", None, None),
-    "function_call": ("any", None, None),
-    "audio": ("any", None, None),
-    "web_search_options": ("any", None, None),
+    "messages": Row("array", bounds={"minItems": 1}, nullable=False),
+    "max_completion_tokens": unsigned(MAX_UINT32, at_least=1),
+    "logprobs": Row("boolean"),
+    "top_logprobs": unsigned(5),
+    "tools": Row("array"),
+    "tool_choice": Row("string|ToolChoice"),
+    "tool_prompt": Row("string"),
+    "response_format": Row("object"),
+    "functions": Row("any"),
+    "function_call": Row("any"),
+    "audio": Row("any"),
+    "web_search_options": Row("any"),
 }
 COMPLETION: dict[str, Row] = {
     **BOTH,
-    "prompt": ("string|array|array|array", None, None),
-    "logprobs": ("integer", 0, MAX_UINT32),
-    "echo": ("boolean", None, None),
-    "best_of": ("integer", 1, 128),
-    "suffix": ("string", None, None),
+    # A text, texts, token ids, or lists of them: as many prompts as --max-client-batch-size.
+    "prompt": Row("string|array|array|array", bounds={"minItems": 1, "maxItems": 4}, nullable=False),
+    "logprobs": unsigned(5),
+    "echo": Row("boolean"),
+    "best_of": unsigned(128, at_least=1),
+    "suffix": Row("string"),
 }
 REQUIRED = {"messages", "prompt"}
 
@@ -62,15 +61,6 @@ def schemas(server: Any) -> dict[str, Any]:
     return found
 
 
-def described(field: dict[str, Any]) -> tuple[Row, bool]:
-    """A field's row, and whether it may be null."""
-    options = field.get("anyOf", [field])
-    kinds = [option for option in options if option.get("type") != "null"]
-    names = [kind["$ref"].rsplit("/", 1)[1] if "$ref" in kind else kind.get("type", "any") for kind in kinds]
-    bounds = (kinds[0].get("minimum"), kinds[0].get("maximum"))
-    return ("|".join(names), *bounds), len(kinds) < len(options) or names == ["any"]
-
-
 @pytest.mark.parametrize(
     ("model", "rows"), [(ChatRequest, CHAT), (CompletionRequest, COMPLETION)], ids=["chat", "completion"]
 )
@@ -80,8 +70,7 @@ def test_fields_are_those_of_the_table(schemas: dict[str, Any], model: type, row
     assert set(schema["required"]) == rows.keys() & REQUIRED
     for name, row in rows.items():
         field = schema["properties"][name]
-        assert described(field) == (row, name not in REQUIRED), name
-        assert field.get("default") is None
+        assert row_of(field) == row, name
         assert field.get("description"), name
 
 
