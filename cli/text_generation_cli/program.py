@@ -1,10 +1,10 @@
-"""The first lines of `main` in router and server: settings, log, and the tie to the launcher."""
+"""What `main` is in router and server alike: settings, log, the tie to the launcher, an end without a traceback."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from text_generation_cli import logs
@@ -44,3 +44,25 @@ def start(
         for line in values.without_effect():
             logger.info("%s", line)
     return values.build(settings), values
+
+
+def run(package: str, work: Callable[[], int]) -> int:
+    """Do a program's work. Returns: its exit status.
+
+    An exception that nobody expected is one line in its log, with the traceback at level DEBUG, and status 1.
+    """
+    try:
+        return work()
+    except Exception as error:
+        logger = logging.getLogger(package)
+        logger.debug("it ended by an exception", exc_info=error)
+        logger.error(
+            "%s; LOG_LEVEL=debug shows where. Check the installation, and report it if that is sound", describe(error)
+        )
+        return 1
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, much as a traceback ends."""
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    return f"{name}: {lines[0]}" if lines else name

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 from text_generation_cli import logs
 
@@ -47,16 +48,12 @@ class ServerOutput:
             self._is_consequence = True
 
     def unexplained(self) -> str:
-        """What it printed last and was not shown yet: its last traceback, else its last lines; "" if nothing."""
+        """What it printed last and was not shown yet: what ended it if that is known, else its last lines; or ""."""
         with self._lock:
-            lines = list(self._tail)
-            starts = [index for index, line in enumerate(lines) if _TRACEBACK in line]
-            if starts:
-                lines = lines[starts[-1] :]
-                is_news = lines[-1].strip() not in self._shown
-            else:
-                is_news = not self.has_explained
-            return "\n".join(lines) if is_news else ""
+            exception = _last_exception(self._tail)
+            if exception is not None:
+                return "" if exception in self._shown else f"{exception}; LOG_LEVEL=debug shows where it happened"
+            return "" if self.has_explained else "\n".join(self._tail)
 
     def _take_other(self, line: str, is_stderr: bool) -> None:
         logger.debug("%s", line, extra=self._extra)
@@ -92,21 +89,40 @@ class DownloadOutput(ServerOutput):
 
 
 class RouterOutput:
-    """Output of the router, which writes log lines in the launcher's own form: repeated unchanged.
+    """Output of the router, which writes log lines in the launcher's own form on stdout: repeated unchanged.
 
-    With JSON lines asked for, a line that is not a JSON object is wrapped into one.
+    What comes on stderr is no log line: it is kept for the report of a failure, and shown at level DEBUG. With JSON
+    lines asked for, a line that is not a JSON object is wrapped into one.
     """
 
     def __init__(self, console: logs.Console, *, json_output: bool) -> None:
         self._console = console
         self._json_output = json_output
+        self._errors = ServerOutput("webserver")
 
     def take(self, line: str, is_stderr: bool) -> None:
         """One line that the router printed."""
-        if not self._json_output or _parse_object(line) is not None:
+        if is_stderr:
+            self._errors.take(line, is_stderr)
+        elif not self._json_output or _parse_object(line) is not None:
             self._console.write_line(line)
         elif line.strip():
-            logger.log(logging.WARNING if is_stderr else logging.INFO, "%s", line, extra=logs.in_span("webserver"))
+            logger.info("%s", line, extra=logs.in_span("webserver"))
+
+    def unexplained(self) -> str:
+        """What it printed on stderr last: what ended it if that is known, else its last lines; "" if nothing."""
+        return self._errors.unexplained()
+
+
+def _last_exception(lines: Iterable[str]) -> str | None:
+    """The line of the last traceback that names the exception; None if there is none."""
+    found, is_frame = None, False
+    for line in lines:
+        if _TRACEBACK in line:
+            is_frame = True
+        elif is_frame and not line.startswith(" "):
+            found, is_frame = line.strip(), False
+    return found
 
 
 def _parse_object(line: str) -> dict[str, object] | None:

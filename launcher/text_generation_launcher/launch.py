@@ -29,11 +29,11 @@ class Launch:
     def __init__(self, plan: LaunchPlan, stop: StopRequest, console: logs.Console) -> None:
         self._plan = plan
         self._stop = stop
-        self._console = console
         self._shards: list[Child] = []
         self._shard_outputs: list[ServerOutput] = []
         self._said: dict[str, ServerOutput] = {}
         self._router: Child | None = None
+        self._router_output = RouterOutput(console, json_output=plan.router.json_output)
 
     def run(self) -> None:
         """Serve until a signal says to stop.
@@ -99,8 +99,7 @@ class Launch:
 
     def _start_router(self) -> None:
         logger.info("Starting Webserver")
-        output = RouterOutput(self._console, json_output=self._plan.router.json_output)
-        self._router = _start(self._plan.router_program(), output, "WebserverCannotStart")
+        self._router = _start(self._plan.router_program(), self._router_output, "WebserverCannotStart")
         while not self._router.is_ready:
             self._stop.sleep()
             self._check_shards("ShardFailed", "Shard %d crashed")
@@ -129,7 +128,7 @@ class Launch:
         for rank in ended:
             extra = logs.in_span("shard-manager", rank=rank)
             if text := self._shard_outputs[rank].unexplained():
-                logger.error("Shard complete standard error output:\n\n%s", text, extra=extra)
+                logger.error("%s", _on_stderr("Shard", text), extra=extra)
             status = self._shards[rank].poll() or 0
             if status < 0:
                 logger.error("Shard process was signaled to shutdown with signal %d", -status, extra=extra)
@@ -140,6 +139,8 @@ class Launch:
         assert self._router is not None
         status = self._router.poll()
         if status is not None:
+            if text := self._router_output.unexplained():
+                logger.error("%s", _on_stderr("Webserver", text), extra=logs.in_span("webserver"))
             logger.error("Webserver Crashed (%s)", _describe_end(status))
             raise LauncherError(kind)
 
@@ -171,6 +172,11 @@ def _start(program: Program, output: ServerOutput | RouterOutput, kind: str, *, 
     except OSError as error:
         logger.error("%s cannot be started: %s", program.arguments[0], error.strerror)
         raise LauncherError(kind) from None
+
+
+def _on_stderr(who: str, text: str) -> str:
+    separator = "\n\n" if "\n" in text else " "
+    return f"{who} complete standard error output:{separator}{text}"
 
 
 def _describe_end(status: int) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import uvloop
 
-from text_generation_cli.program import start
+from text_generation_cli.program import run, start
 from text_generation_router.print_schema import schema_text
 from text_generation_router.server import StartError, serve
 from text_generation_router.settings import RouterSettings
 
-logger = logging.getLogger(__name__)
+_PACKAGE = "text_generation_router"
+
+logger = logging.getLogger(_PACKAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["print-schema"]:
         print(schema_text())
         return 0
-    settings, _ = start("text-generation-router", "text_generation_router", RouterSettings, arguments)
+    settings, _ = start("text-generation-router", _PACKAGE, RouterSettings, arguments)
+    return run(_PACKAGE, lambda: _serve(settings))
+
+
+def _serve(settings: RouterSettings) -> int:
     try:
         return uvloop.run(serve(settings))
     except StartError as error:

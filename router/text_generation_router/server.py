@@ -139,7 +139,12 @@ def _start_tracing(settings: RouterSettings) -> Tracing | None:
     if settings.otlp_endpoint is None:
         return None
     otlp = import_module("text_generation_router.otlp")
-    tracing: Tracing = otlp.Tracing(settings.otlp_endpoint, settings.otlp_service_name)
+    try:
+        tracing: Tracing = otlp.Tracing(settings.otlp_endpoint, settings.otlp_service_name)
+    except ValueError as error:
+        raise StartError(
+            f"--otlp-endpoint {settings.otlp_endpoint} is no address: {error}; give one like http://localhost:4317"
+        ) from None
     return tracing
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from text_generation_cli import __version__
-from text_generation_cli.program import start
+from text_generation_cli.program import run, start
 from text_generation_server.settings import DownloadSettings, ServeSettings
 
 _PROGRAM = "text-generation-server"
@@ -23,17 +23,25 @@ commands:
 
 def _serve(argv: Sequence[str]) -> int:
     settings, _ = start(f"{_PROGRAM} serve", _PACKAGE, ServeSettings, argv)
-    # Not at the top: importing torch takes seconds, which `--help` and a bad option need not wait for.
-    from text_generation_server.shard import run_shard  # noqa: PLC0415
 
-    return run_shard(settings)
+    def serve() -> int:
+        # Not at the top: importing torch takes seconds, which `--help` and a bad option need not wait for.
+        from text_generation_server.shard import run_shard  # noqa: PLC0415
+
+        return run_shard(settings)
+
+    return run(_PACKAGE, serve)
 
 
 def _download_weights(argv: Sequence[str]) -> int:
     settings, _ = start(f"{_PROGRAM} download-weights", _PACKAGE, DownloadSettings, argv)
-    from text_generation_server.download.command import run_download  # noqa: PLC0415
 
-    return run_download(settings)
+    def download() -> int:
+        from text_generation_server.download.command import run_download  # noqa: PLC0415
+
+        return run_download(settings)
+
+    return run(_PACKAGE, download)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "download-weights": _download_weights}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from text_generation_cli import __version__
+from text_generation_cli.program import describe
 from text_generation_kernels.interface import Ops
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
@@ -105,7 +106,8 @@ class ShardService(ShardServicer):
         except NotEnoughMemory as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except Exception as error:
-            await self._fail(error, context, "warm-up")
+            logger.debug("warm-up failed", exc_info=error)
+            await self._fail(error, context, f"warm-up failed: {describe(error)}")
         return pb.WarmupResponse(
             num_blocks=sizing.shape.num_blocks,
             block_size=sizing.shape.block_size,
@@ -139,7 +141,7 @@ class ShardService(ShardServicer):
                 if self._engine.group.rank == 0:
                     yield response
         except StepFailed as error:
-            await self._fail(error, context, "step")
+            await self._fail(error, context, "step failed", traceback_of=error)
         finally:
             reader.cancel()
             self._streaming = False
@@ -158,12 +160,14 @@ class ShardService(ShardServicer):
             self._step_started_s = None
             self._num_steps += 1
 
-    async def _fail(self, error: Exception, context: grpc.aio.ServicerContext, what: str) -> None:
+    async def _fail(
+        self, error: Exception, context: grpc.aio.ServicerContext, what: str, *, traceback_of: Exception | None = None
+    ) -> None:
         rank = self._engine.group.rank
         if isinstance(error.__cause__ or error, GroupError):  # the rank that was lost has the reason
             logger.error("rank %d: %s", rank, error)
         else:
-            logger.error("rank %d: %s failed", rank, what, exc_info=error)
+            logger.error("rank %d: %s", rank, what, exc_info=traceback_of)
         if not self.failed.done():
             self.failed.set_result(error)
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -183,6 +183,33 @@ def test_a_folder_that_cannot_be_served_is_named_with_what_is_wrong(
         assert "Traceback" not in server.log
 
 
+# ---------------------------------------------------------------------------------------------- what nobody expects
+
+
+def test_an_address_that_is_none_is_named_with_its_option(llama: Path) -> None:
+    with start_launcher("--model-id", str(llama), "--otlp-endpoint", "http://[") as server:
+        assert server.process.wait(60) == 1
+        (line,) = [line for line in server.log.splitlines() if "--otlp-endpoint http://[ is no address" in line]
+        assert line.endswith("; give one like http://localhost:4317")
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_shard_whose_installation_is_broken_is_one_line(llama: Path, tmp_path: Path, level: str) -> None:
+    """With the traceback at level debug."""
+    (tmp_path / "torch.py").write_text('raise ImportError("libgomp.so.1: cannot open shared object file")')
+    environ = {"PYTHONPATH": str(tmp_path), "LOG_LEVEL": level}
+    with start_launcher("--model-id", str(llama), environ=environ) as server:
+        assert server.process.wait(60) == 1
+        lines = [line for line in server.log.splitlines() if " ERROR " in line]
+        assert "ImportError: libgomp.so.1: cannot open shared object file; LOG_LEVEL=debug shows where" in lines[0]
+        assert len(lines) == 2
+        assert ("Traceback" in server.log) == (level == "debug")
+
+
+# ---------------------------------------------------------------------------------------------- no folder
+
+
 def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     with start_launcher("--model-id", str(tmp_path / "nowhere")) as server:
         assert server.process.wait(60) == 1

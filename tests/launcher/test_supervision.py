@@ -272,6 +272,7 @@ def test_shard_that_cannot_start_is_explained_once(start: Start, script: str, er
     errors = [line for line in launcher.text.splitlines() if " ERROR " in line]
     assert "rank=1" in launcher.text[launcher.text.index(errors[0]) :].split("Shard 1 failed")[0]
     assert "an unrelated line" not in launcher.text
+    assert "Traceback" not in launcher.text
     assert launcher.error_text == "Error: ShardCannotStart\n"
     launcher.assert_nothing_is_left()
 
@@ -295,6 +296,49 @@ def test_router_that_cannot_start_is_explained(start: Start) -> None:
     launcher = start("router-fails")
     assert launcher.wait() == 1
     assert launcher.text.count("Argument validation error: `max_total_tokens` must be") == 1
+    assert launcher.error_text == "Error: WebserverCannotStart\n"
+    launcher.assert_nothing_is_left()
+
+
+CRASHES = [
+    ("load-crashes=0", "Shard", "RuntimeError: the device is gone"),
+    ("router-crashes", "Webserver", "RuntimeError: the address is odd"),
+]
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+@pytest.mark.parametrize(("script", "who", "error"), CRASHES)
+def test_a_traceback_becomes_the_line_that_says_what_happened(
+    start: Start, script: str, who: str, error: str, json_output: bool
+) -> None:
+    launcher = start(script, *(["--json-output"] if json_output else []))
+    assert launcher.wait() == 1
+    said = f"{who} complete standard error output: {error}; LOG_LEVEL=debug shows where it happened"
+    assert launcher.text.count(said) == launcher.text.count(error) == 1
+    assert "Traceback" not in launcher.text + launcher.error_text
+    launcher.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("script", "who", "error"), CRASHES)
+def test_at_level_debug_the_traceback_is_there(start: Start, script: str, who: str, error: str) -> None:
+    launcher = start(script, LOG_LEVEL="debug")
+    assert launcher.wait() == 1
+    assert "DEBUG" in launcher.text
+    assert "Traceback (most recent call last):" in launcher.text
+    assert ", in main" in launcher.text or ", in serve" in launcher.text
+
+
+def test_a_router_whose_installation_is_broken_is_one_line(start: Start, tmp_path: Path) -> None:
+    """The real router, which does not come as far as its own log."""
+    (tmp_path / "uvloop.py").write_text('raise ImportError("libuv.so.1: cannot open shared object file")')
+    paths = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    launcher = start("", TEXT_GENERATION_ROUTER_MODULE="text_generation_router", PYTHONPATH=paths)
+    assert launcher.wait() == 1
+    errors = [line for line in launcher.text.splitlines() if " ERROR " in line]
+    assert len(errors) == 2
+    assert "output: ImportError: libuv.so.1: cannot open shared object file; LOG_LEVEL=debug shows" in errors[0]
+    assert errors[1].endswith("Webserver Crashed (exit status 1)")
+    assert "Traceback" not in launcher.text + launcher.error_text
     assert launcher.error_text == "Error: WebserverCannotStart\n"
     launcher.assert_nothing_is_left()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -163,6 +164,29 @@ def test_failing_step_names_step_and_op_and_ends_the_process(tmp_path: Path) -> 
             assert service.failed.done()
 
     run(test)
+
+
+def test_failing_warmup_is_one_line_with_its_traceback_at_level_debug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = CpuDevice()
+    device.ops = ops = FailingOps()
+    ops.broken = True
+    engine = load_engine(make_checkpoint(tmp_path / "model", "llama"), device=device)
+
+    async def test() -> None:
+        async with serving(engine, tmp_path / "s-0") as (service, stub):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Warmup(WARMUP)
+            assert caught.value.details() == "device lost"
+            assert service.failed.done()
+
+    with caplog.at_level(logging.DEBUG, "text_generation_server"):
+        run(test)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert line.getMessage() == "rank 0: warm-up failed: RuntimeError: device lost"
+    assert not line.exc_info
+    assert any(record.exc_info for record in caplog.records if record.levelno == logging.DEBUG)
 
 
 def test_socket_is_for_this_user_alone(engine: Engine, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A `text-generation-router` that does what SCRIPT says: the launcher's web server in tests.
 
-SCRIPT is a comma list. router-fails, router-hangs (before it is ready), drain=SECONDS (after SIGTERM), noisy.
+SCRIPT is a comma list. router-fails, router-crashes (a traceback), router-hangs (before it is ready), drain=SECONDS
+(after SIGTERM), noisy.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main() -> int:
     if "router-fails" in SCRIPT:
         logger.error("Argument validation error: `max_total_tokens` must be <= `max_batch_total_tokens`")
         return 1
+    if "router-crashes" in SCRIPT:
+        raise RuntimeError("the address is odd")
     if "router-hangs" in SCRIPT:
         sleep_for_ever()
     with socket.socket() as listening:
