@@ -80,7 +80,10 @@ def to_line(event: Event) -> str:
 
 def from_line(line: str | bytes) -> Event:
     """Raises: ValueError if the line is not an event."""
-    fields = json.loads(line)
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
     if not isinstance(fields, dict) or fields.get("kind") not in _KINDS:
         raise ValueError(f"not an event: {line!r}")
     record = _KINDS[fields.pop("kind")]

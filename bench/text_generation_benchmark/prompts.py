@@ -58,6 +58,11 @@ async def make_requests(
     """
     length = settings.sequence_length
     token_ids = await tokenizer.encode(_TEXT, add_special_tokens=False)
+    if max(token_ids) >= info.vocab_size:
+        raise BenchmarkError(
+            f"the tokenizer has token ids that the model of {info.vocab_size} has not; name the model's own by "
+            "--tokenizer-name"
+        )
     circle = token_ids * (length // len(token_ids) + 2)
     limits = Limits(
         max_best_of=1,
@@ -89,5 +94,6 @@ async def make_requests(
             valid = await validator.validate(circle[start : start + length], parameters)
             requests.append(replace(valid.request, eos_token_ids=frozenset()))
     except (InvalidRequest, ValueError) as error:
-        raise BenchmarkError(f"these options make no request: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split()).removeprefix("Input validation error: ")
+        raise BenchmarkError(f"the options make no valid request: {reason}") from None
     return requests

@@ -41,7 +41,7 @@ class Statistics(Static):
         self._columns = columns
 
     def show(self, series: Series | None) -> None:
-        table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
+        table = Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         table.add_column("", style=charts.AXIS)
         summaries = []
         for heading, values_of in self._columns:
@@ -113,7 +113,7 @@ class BenchmarkApp(App[None]):
     .numbers { height: 9; }
     .charts { height: 1fr; }
     .panel { border: round $primary 60%; border-title-color: $text; border-subtitle-color: $text-muted; padding: 0 1; }
-    .statistics { width: 1fr; height: 9; padding: 0; }
+    .statistics { width: 1fr; height: 9; }
     .latencies, .throughputs { width: 1fr; height: 1fr; }
     .low.showing-latencies #throughputs { display: none; }
     .low.showing-throughputs #latencies { display: none; }
