@@ -26,7 +26,8 @@ class ServerOutput:
         """`said` is shared by all ranks: who said which error first. What one has said, others need not repeat."""
         self._extra = logs.in_span(span, **values)
         self._said = {} if said is None else said
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)  # of both streams
+        self._errors: deque[str] = deque(maxlen=_TAIL_LINES)  # of stderr, where a traceback is in one piece
         self._lock = threading.Lock()
         self._is_consequence = False
         self.has_explained = False  # an error of its own is in the log
@@ -40,6 +41,8 @@ class ServerOutput:
                 self._repeat(*record)
             elif line.strip():
                 self._tail.append(line)
+                if is_stderr:
+                    self._errors.append(line)
                 self._take_other(line, is_stderr)
 
     def expect_errors(self) -> None:
@@ -50,7 +53,7 @@ class ServerOutput:
     def unexplained(self) -> str:
         """What it printed last and was not shown yet: what ended it if that is known, else its last lines; or ""."""
         with self._lock:
-            exception = _last_exception(self._tail)
+            exception = _last_exception(self._errors)
             if exception is not None:
                 return "" if exception in self._shown else f"{exception}; LOG_LEVEL=debug shows where it happened"
             return "" if self.has_explained else "\n".join(self._tail)
@@ -81,7 +84,7 @@ class DownloadOutput(ServerOutput):
         if not is_stderr and result is not None and "model_folder" in result:
             self.result = result
             return
-        is_progress = is_stderr and not any(_TRACEBACK in earlier for earlier in self._tail)
+        is_progress = is_stderr and not any(_TRACEBACK in earlier for earlier in self._errors)
         logger.log(logging.INFO if is_progress else logging.DEBUG, "%s", line, extra=self._extra)
 
     def _repeat(self, level: int, text: str) -> None:
