@@ -1,6 +1,6 @@
-"""The peer: the same model in `transformers`, float32, prompts of equal length as one static batch.
+"""`transformers` on a model folder, prompts of equal length as one static batch; arguments: folder, dtype.
 
-A process that loads the folder named on its command line, then answers each JSON order on stdin with one `Run`.
+Answers each JSON order on stdin with one `Run`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class TokenClock(StoppingCriteria):  # type: ignore[misc]  # transformers is not
 
 
 def main() -> None:
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=getattr(torch, sys.argv[2]))
     model.generation_config.eos_token_id = None
-    print("ready", flush=True)
+    print("> ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         prompts = torch.tensor(order["prompt_ids"])
         clock = TokenClock()
         sent_s = time.perf_counter()
-        model.generate(
+        output = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             max_new_tokens=order["max_new_tokens"],
@@ -43,7 +43,9 @@ def main() -> None:
             stopping_criteria=[clock],
         )
         num_streams = len(prompts)
-        print(Run([sent_s] * num_streams, [clock.times_s] * num_streams).to_json(), flush=True)
+        new_ids = output[:, prompts.shape[1] :].tolist()
+        run = Run([sent_s] * num_streams, [clock.times_s] * num_streams, token_ids=new_ids)
+        print(f"> {run.to_json()}", flush=True)
 
 
 if __name__ == "__main__":
