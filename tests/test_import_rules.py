@@ -17,6 +17,7 @@ OURS = {
     "text_generation_server": "server",
     "text_generation_router": "router",
     "text_generation_launcher": "launcher",
+    "text_generation_benchmark": "bench",
 }
 ALLOWED = {
     "text_generation_proto": set(),
@@ -29,10 +30,12 @@ ALLOWED = {
         "text_generation_router.settings",
         "text_generation_server.settings",
     },
+    "text_generation_benchmark": {"text_generation_proto", "text_generation_cli", "text_generation_router"},
 }
 FORBIDDEN = {
     "text_generation_router": {"torch", "torch_npu", "transformers"},
     "text_generation_launcher": {"torch", "torch_npu", "grpc", "fastapi", "transformers"},
+    "text_generation_benchmark": {"torch", "torch_npu", "transformers"},
 }
 
 
@@ -86,6 +89,9 @@ def test_torch_npu_is_imported_by_the_npu_backend_alone() -> None:
     [
         ("text_generation_router.server", {"torch", "transformers"}),
         ("text_generation_launcher.__main__", {"torch", "grpc", "fastapi", "transformers"}),
+        ("text_generation_benchmark.worker", {"torch", "transformers", "textual"}),
+        # What draws and prints does not wait for what measures to be imported, and does without the extra.
+        ("text_generation_benchmark.__main__", {"torch", "grpc", "fastapi", "transformers", "textual"}),
     ],
 )
 def test_running_program_has_not_loaded_what_it_must_not(module: str, forbidden: set[str]) -> None:

@@ -15,9 +15,9 @@ from tests.support.servers import Server, free_port, wait_healthy
 from text_generation_cli import __version__
 
 PACKAGES = {
-    f"text_generation_{name}" for name in ("proto", "cli", "launcher", "router", "server", "kernels")
+    f"text_generation_{name}" for name in ("proto", "cli", "launcher", "router", "server", "kernels", "benchmark")
 }  # what the wheel installs, and nothing beside it
-PROGRAMS = ("text-generation-launcher", "text-generation-router", "text-generation-server")
+PROGRAMS = ("text-generation-launcher", "text-generation-router", "text-generation-server", "text-generation-benchmark")
 
 
 @pytest.fixture(scope="module")
