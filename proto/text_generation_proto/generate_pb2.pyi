@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha")
+    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha", "speculate")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class InfoResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITION_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA_FIELD_NUMBER: _ClassVar[int]
+    SPECULATE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     model_id: str
@@ -38,7 +39,8 @@ class InfoResponse(_message.Message):
     vocab_size: int
     max_position_embeddings: int
     model_sha: str
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ...) -> None: ...
+    speculate: int
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ..., speculate: _Optional[int] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()
@@ -129,7 +131,7 @@ class Admission(_message.Message):
     def __init__(self, table_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_n_tokens: _Optional[int] = ..., prompt_logprobs: bool = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("step_id", "release", "admit", "append_table_index", "append_block_id", "row_table_index", "row_num_tokens", "masked_rows", "masks")
+    __slots__ = ("step_id", "release", "admit", "append_table_index", "append_block_id", "row_table_index", "row_num_tokens", "masked_rows", "masks", "guess_rows", "guess_counts", "guess_token_ids")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,9 @@ class StepRequest(_message.Message):
     ROW_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MASKED_ROWS_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
+    GUESS_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GUESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    GUESS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     release: _containers.RepeatedScalarFieldContainer[int]
     admit: _containers.RepeatedCompositeFieldContainer[Admission]
@@ -148,10 +153,13 @@ class StepRequest(_message.Message):
     row_num_tokens: _containers.RepeatedScalarFieldContainer[int]
     masked_rows: _containers.RepeatedScalarFieldContainer[int]
     masks: bytes
-    def __init__(self, step_id: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., admit: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_table_index: _Optional[_Iterable[int]] = ..., append_block_id: _Optional[_Iterable[int]] = ..., row_table_index: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., masked_rows: _Optional[_Iterable[int]] = ..., masks: _Optional[bytes] = ...) -> None: ...
+    guess_rows: _containers.RepeatedScalarFieldContainer[int]
+    guess_counts: _containers.RepeatedScalarFieldContainer[int]
+    guess_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_id: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., admit: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_table_index: _Optional[_Iterable[int]] = ..., append_block_id: _Optional[_Iterable[int]] = ..., row_table_index: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., masked_rows: _Optional[_Iterable[int]] = ..., masks: _Optional[bytes] = ..., guess_rows: _Optional[_Iterable[int]] = ..., guess_counts: _Optional[_Iterable[int]] = ..., guess_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs", "prompt_logprobs", "forward_ns", "sample_ns")
+    __slots__ = ("step_id", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs", "prompt_logprobs", "forward_ns", "sample_ns", "row_num_sampled")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +169,7 @@ class StepResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    ROW_NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
@@ -170,7 +179,8 @@ class StepResponse(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     forward_ns: int
     sample_ns: int
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    row_num_sampled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., row_num_sampled: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("table_index", "first_position", "logprobs")

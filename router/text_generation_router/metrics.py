@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from text_generation_router.replica import StepTiming
 from text_generation_router.scheduling.scheduler import SchedulerStats
@@ -61,6 +62,29 @@ class Histogram:
             yield f"{self.name}_count{labels} {total}"
 
 
+class _CountedSummary:
+    """Quantiles of small whole numbers, exact over all that was ever observed: each number's count is kept."""
+
+    def __init__(self, name: str, help: str) -> None:
+        self._name, self._help = name, help
+        self._counts: dict[int, int] = {}
+
+    def observe(self, value: int, times: int = 1) -> None:
+        self._counts[value] = self._counts.get(value, 0) + times
+
+    def lines(self) -> Iterator[str]:
+        if not self._counts:
+            return
+        yield from _heading(self._name, self._help, "summary")
+        values = sorted(self._counts)
+        ranks = list(accumulate(self._counts[value] for value in values))  # how many are at most each value
+        for quantile in ("0", "0.5", "0.9", "0.95", "0.99", "0.999", "1"):
+            value = values[bisect_left(ranks, float(quantile) * ranks[-1])]
+            yield f'{self._name}{{quantile="{quantile}"}} {value}'
+        yield f"{self._name}_sum {sum(value * count for value, count in self._counts.items())}"
+        yield f"{self._name}_count {ranks[-1]}"
+
+
 class Metrics:
     """Everything that /metrics shows of requests and steps; gauges come from the replica when they are asked for."""
 
@@ -108,7 +132,7 @@ class Metrics:
         self.step_wire_duration = seconds("tgi_step_wire_duration", "Step, between router and shards")
         self.step_device_duration = seconds("tgi_step_device_duration", "Step, inside model and sampling")
         self.step_text_duration = seconds("tgi_step_text_duration", "Step, making text and events of its tokens")
-        self._num_tokens = 0
+        self._skipped_tokens = _CountedSummary("tgi_request_skipped_tokens", "Tokens won by guessing ahead, a step")
 
     def step_finished(self, timing: StepTiming) -> None:
         """For `Replica.observer`, as the next three."""
@@ -128,7 +152,11 @@ class Metrics:
         self.step_plan_duration.observe(timing.plan_s)
         self.step_wire_duration.observe(timing.encode_s + timing.wire_s)
         self.step_device_duration.observe(timing.forward_s + timing.sample_s)
-        self._num_tokens += timing.num_sampled
+        if timing.row_num_sampled:
+            for num_tokens in timing.row_num_sampled:
+                self._skipped_tokens.observe(num_tokens - 1)
+        elif timing.num_sampled:
+            self._skipped_tokens.observe(0, times=timing.num_sampled)
 
     def step_failed(self, *, is_prefill: bool) -> None:
         method = "prefill" if is_prefill else "decode"
@@ -148,7 +176,7 @@ class Metrics:
             lines.extend(counter.lines())
         for histogram in self._histograms:
             lines.extend(histogram.lines())
-        lines.extend(_skipped_tokens_lines(self._num_tokens))
+        lines.extend(self._skipped_tokens.lines())
         lines.extend(_stats_lines(stats, max_batch_total_tokens))
         return ("\n".join(lines) + "\n").encode()
 
@@ -164,17 +192,6 @@ class Metrics:
         return self._histograms[-1]
 
 
-def _skipped_tokens_lines(num_tokens: int) -> Iterator[str]:
-    """Tokens that speculation won, for each one made: none, since each is sampled by a step of its own."""
-    name = "tgi_request_skipped_tokens"
-    if num_tokens:
-        yield from _heading(name, "Tokens won by speculation with each token", "summary")
-        for quantile in ("0", "0.5", "0.9", "0.95", "0.99", "0.999", "1"):
-            yield f'{name}{{quantile="{quantile}"}} 0'
-        yield f"{name}_sum 0"
-        yield f"{name}_count {num_tokens}"
-
-
 def _stats_lines(stats: SchedulerStats, max_batch_total_tokens: int) -> Iterator[str]:
     for name, help, kind, value in (
         ("tgi_queue_size", "Sequences waiting", "gauge", stats.waiting),
@@ -186,6 +203,8 @@ def _stats_lines(stats: SchedulerStats, max_batch_total_tokens: int) -> Iterator
         ("tgi_kv_blocks_free", "Blocks that hold nothing", "gauge", stats.blocks.free),
         ("tgi_kv_blocks_cached", "Blocks kept for prompts that begin alike", "gauge", stats.blocks.cached),
         ("tgi_prefix_cache_hit_tokens", "Prompt tokens found in the cache", "counter", stats.prefix_hit_tokens),
+        ("tgi_guessed_tokens", "Tokens guessed ahead", "counter", stats.guessed_tokens),
+        ("tgi_guessed_right_tokens", "Tokens guessed ahead and right", "counter", stats.guessed_right_tokens),
         ("tgi_batch_preemptions", "Sequences put back to make room", "counter", stats.preemptions),
     ):
         yield from _heading(name, help, kind)

@@ -55,7 +55,8 @@ class StepTiming:
     num_rows: int
     num_admitted: int  # sequences that came from the queue
     joined: bool  # they joined others that were running
-    num_sampled: int
+    num_sampled: int  # rows that got a token
+    row_num_sampled: tuple[int, ...]  # tokens that each of them got, where guesses were right; empty: one each
     total_s: float  # from planning to the answer's arrival; with a step in front of it, the wait included
     plan_s: float  # choosing rows and blocks
     encode_s: float  # writing the message and handing it to the ranks' streams
@@ -165,6 +166,7 @@ class Replica:
             max_sequences=wanted.max_sequences,
             mixed_steps=mixed_steps,
             prefix_caching=prefix_caching,
+            max_guesses=shards.info.speculate,
         )
         scheduler = Scheduler(config, BlockPool(answer.num_blocks, answer.block_size))
         limits = ReplicaLimits(
@@ -369,7 +371,8 @@ class Replica:
                     num_rows=len(step.plan.rows),
                     num_admitted=len(step.plan.admit),
                     joined=step.joined,
-                    num_sampled=len(answer.token_ids),
+                    num_sampled=len(answer.row_num_sampled or answer.token_ids),
+                    row_num_sampled=tuple(answer.row_num_sampled),
                     total_s=arrived_s - step.planning_s,
                     plan_s=step.planned_s - step.planning_s,
                     encode_s=step.sent_s - step.planned_s,

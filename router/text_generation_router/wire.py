@@ -22,6 +22,10 @@ def encode_plan(plan: StepPlan) -> bytes:
     if plan.masks:
         message.masked_rows.extend(place for place, _ in plan.masks)
         message.masks = b"".join(mask for _, mask in plan.masks)
+    for place, guesses in plan.guesses:
+        message.guess_rows.append(place)
+        message.guess_counts.append(len(guesses))
+        message.guess_token_ids.extend(guesses)
     return message.SerializeToString()
 
 
@@ -72,4 +76,5 @@ def decode_result(message: pb.StepResponse) -> StepResult:
         prompt_logprobs={row.table_index: (row.first_position, tuple(row.logprobs)) for row in message.prompt_logprobs},
         forward_ns=message.forward_ns,
         sample_ns=message.sample_ns,
+        row_num_sampled=tuple(message.row_num_sampled),
     )

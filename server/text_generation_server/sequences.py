@@ -6,7 +6,9 @@ Lengths and block tables lie on the host, where every step's plan makes them kno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +28,12 @@ class StepBatch:
 
     step: StepMetadata
     token_ids: Tensor  # [num_tokens] int64 on the device
-    sampled_table_index: IntArray  # [num_sampled]: the rows that sample, in row order
-    last_token_index: Tensor  # [num_sampled] int64 on the device: each sampled row's last token in the flat batch
+    sampled_table_index: IntArray  # [num_sampled_rows]: the rows that sample, in row order
+    # Guesses of each row that samples, [num_sampled_rows] of tuples; None: no row has any, and num_sampled is as many.
+    guesses: tuple[tuple[int, ...], ...] | None
+    # [num_sampled] int64 on the device: the tokens of the flat batch to sample behind, each row's last known token and
+    # its guesses.
+    sampled_token_index: Tensor
     scored: tuple[ScoredSpan, ...]  # prompt tokens whose log-probabilities are wanted
     masks: dict[int, bytes]  # by table index: the tokens that a row may sample, where not all
 
@@ -67,9 +73,9 @@ class SequenceTable:
     def num_prompt(self, table_index: int) -> int:
         return int(self._num_prompt[table_index])
 
-    def history(self, table_index: int) -> Tensor:
-        """A sequence's tokens so far, prompt and output: a view, [num_known] int64 on the device."""
-        return self.token_ids[table_index, : self._num_known[table_index]]
+    def history(self, table_index: int, num_guesses: int = 0) -> Tensor:
+        """A sequence's tokens so far, prompt and output, and guesses: a view, [num_tokens] int64 on the device."""
+        return self.token_ids[table_index, : self._num_known[table_index] + num_guesses]
 
     def apply(self, request: pb.StepRequest) -> None:
         """Take in a step's differences: releases, then admissions, then appended blocks."""
@@ -106,19 +112,31 @@ class SequenceTable:
             counts = np.ones(len(rows), dtype=np.int64)
         starts = self._num_computed[rows]
         kv_lens = starts + counts
+        guesses = _guesses(request)
+        num_guesses: IntArray = np.zeros(len(rows), dtype=np.int64)
+        for place, guessed in guesses.items():
+            num_guesses[place] = len(guessed)
+            self._write_guesses(int(rows[place]), guessed)
         cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
         token_rows = np.repeat(rows, counts)
         positions = np.arange(cu_seqlens[-1]) + np.repeat(starts - cu_seqlens[:-1], counts)
         block_ids = self._block_tables[token_rows, positions // self.block_size].astype(np.int64)
         slots = block_ids * self.block_size + positions % self.block_size
         max_blocks = -(-int(kv_lens.max(initial=0)) // self.block_size)
-        samples = kv_lens == self._num_known[rows]
-        last_tokens = cu_seqlens[1:][samples] - 1
+        samples = kv_lens == self._num_known[rows] + num_guesses
+        sampled_tokens = cu_seqlens[1:][samples] - 1
+        if guesses:
+            sampled_tokens = np.concatenate(
+                [
+                    np.arange(last - count, last + 1)
+                    for last, count in zip(sampled_tokens, num_guesses[samples], strict=True)
+                ]
+            )
         scored = tuple(self._scored_spans(rows, starts, counts, cu_seqlens)) if self._scores_prompt[rows].any() else ()
-        self._num_computed[rows] = kv_lens
+        self._num_computed[rows] = kv_lens - num_guesses  # the right ones are counted by `append_sampled`
 
-        # One copy to the device: positions, rows and last tokens are columns of one buffer.
-        columns = torch.from_numpy(np.concatenate((positions, token_rows, last_tokens))).to(self._device)
+        # One copy to the device: positions, rows and sampled tokens are columns of one buffer.
+        columns = torch.from_numpy(np.concatenate((positions, token_rows, sampled_tokens))).to(self._device)
         num_tokens = len(positions)
         device_positions = columns[:num_tokens]
         step = StepMetadata(
@@ -132,7 +150,8 @@ class SequenceTable:
             step=step,
             token_ids=self.token_ids[columns[num_tokens : 2 * num_tokens], device_positions],
             sampled_table_index=rows[samples],
-            last_token_index=columns[2 * num_tokens :],
+            guesses=tuple(guesses.get(int(place), ()) for place in np.flatnonzero(samples)) if guesses else None,
+            sampled_token_index=columns[2 * num_tokens :],
             scored=scored,
             masks=_masks(request),
         )
@@ -151,12 +170,30 @@ class SequenceTable:
         return spans
 
     def append_sampled(self, table_indices: IntArray, token_ids: Tensor) -> None:
-        """Write a step's samples behind their sequences. token_ids: [num_sampled] int64 on the device."""
+        """Write a step's samples behind their sequences, one each. token_ids: [num_sampled] int64 on the device."""
         rows = torch.from_numpy(table_indices).to(self._device)
         columns = torch.from_numpy(self._num_known[table_indices]).to(self._device)
         # A sequence that the router has ended already may run one wasted row more, at the very end of its table row.
         self.token_ids[rows, columns.clamp(max=self.max_total_tokens - 1)] = token_ids
         self._num_known[table_indices] += 1
+
+    def append_guessed(self, table_indices: IntArray, token_ids: Sequence[Sequence[int]]) -> None:
+        """Write the samples of a step with guesses behind their sequences, any number each.
+
+        All of a row's but the last were guessed right: their keys and values are in the cache already.
+        """
+        for index, sampled in zip(table_indices.tolist(), token_ids, strict=True):
+            first = int(self._num_known[index])
+            kept = sampled[: self.max_total_tokens - first]
+            self.token_ids[index, first : first + len(kept)] = torch.tensor(kept, dtype=torch.int64)
+            self._num_known[index] += len(sampled)
+            self._num_computed[index] += len(sampled) - 1
+
+    def _write_guesses(self, index: int, guessed: Sequence[int]) -> None:
+        """Behind the last known token; the next samples write over them."""
+        first = int(self._num_known[index])
+        assert first + len(guessed) <= self.max_total_tokens, f"guesses beyond the end of table row {index}"
+        self.token_ids[index, first : first + len(guessed)] = torch.tensor(guessed, dtype=torch.int64)
 
     def reset(self) -> None:
         """Forget every sequence."""
@@ -170,4 +207,13 @@ def _masks(request: pb.StepRequest) -> dict[int, bytes]:
     return {
         request.row_table_index[place]: request.masks[index * size : (index + 1) * size]
         for index, place in enumerate(request.masked_rows)
+    }
+
+
+def _guesses(request: pb.StepRequest) -> dict[int, tuple[int, ...]]:
+    """By place in the batch."""
+    token_ids = iter(request.guess_token_ids)
+    return {
+        place: tuple(islice(token_ids, count))
+        for place, count in zip(request.guess_rows, request.guess_counts, strict=True)
     }

@@ -41,6 +41,7 @@ class ShardFacts:
     model_sha: str
     dtype: str
     sockets: tuple[str, ...]  # of all ranks, in rank order
+    speculate: int = 0  # most tokens to be guessed ahead
 
 
 class StepFailed(RuntimeError):
@@ -76,6 +77,7 @@ class ShardService(ShardServicer):
             vocab_size=engine.model.config.vocab_size,
             max_position_embeddings=engine.model.max_positions,
             model_sha=facts.model_sha,
+            speculate=facts.speculate,
         )
 
     async def Health(  # noqa: N802

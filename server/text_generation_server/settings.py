@@ -54,7 +54,10 @@ class ServeSettings:
         help="type that keys and values are kept in; unset: bfloat16 on the CPU",
     )
     speculate: int | None = option(
-        default=None, minimum=0, help="tokens to guess ahead", no_effect="tokens are not guessed ahead yet"
+        default=None,
+        minimum=0,
+        maximum=32,
+        help="tokens to guess ahead, from where the text's last words came before; 0 or unset: none",
     )
     rope_scaling: str | None = option(
         default=None, choices=("linear", "dynamic"), by_environment=True, help="rope scaling; alone: with factor 1"

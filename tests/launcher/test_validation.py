@@ -244,11 +244,12 @@ def test_every_flag_of_tgi_is_accepted_and_forwarded_by_value() -> None:
 
 
 def test_options_without_effect_are_named_once_each() -> None:
-    values = parse_command_line(["--lora-adapters", "a", "--usage-stats=off"], {"SPECULATE": "3", "BIND_CPU": "1"})
+    environment = {"PROMETHEUS_PORT": "3", "BIND_CPU": "1"}
+    values = parse_command_line(["--lora-adapters", "a", "--usage-stats=off"], environment)
     lines = values.without_effect("cpu")
     assert [line.split(" has no effect")[0] for line in lines] == [
+        "PROMETHEUS_PORT",
         "--usage-stats",
-        "SPECULATE",
         "--lora-adapters",
         "BIND_CPU",
     ]

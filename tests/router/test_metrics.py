@@ -57,6 +57,7 @@ def timing(**facts: Any) -> StepTiming:
         num_admitted=0,
         joined=False,
         num_sampled=4,
+        row_num_sampled=(),
         total_s=2.0,
         plan_s=0.0625,
         encode_s=0.03125,
@@ -132,6 +133,17 @@ def test_nothing_is_skipped_without_speculation() -> None:
         "tgi_request_skipped_tokens_sum": 0,
         "tgi_request_skipped_tokens_count": 4,
     }
+
+
+def test_tokens_won_by_guessing_are_counted_by_row_and_step() -> None:
+    metrics = new_metrics()
+    metrics.step_finished(timing())
+    metrics.step_finished(timing(row_num_sampled=(1, 4, 1, 3)))
+    family = page(metrics)["tgi_request_skipped_tokens"]
+    samples = {sample.name + sample.labels.get("quantile", ""): sample.value for sample in family.samples}
+    name = "tgi_request_skipped_tokens"
+    assert (samples[f"{name}_sum"], samples[f"{name}_count"]) == (5, 8)
+    assert (samples[f"{name}0.5"], samples[f"{name}0.9"], samples[f"{name}1"]) == (0, 3, 3)
 
 
 # The contract's table: what dashboards made for TGI ask for.

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.scripted_shard import ScriptedShard
 from tests.support.shard_model import reference_tokens, scripted_logprob
+from text_generation_proto import PROTOCOL_VERSION
 from text_generation_router.replica import NoObserver, Replica, StepTiming
 from text_generation_router.scheduling.request import (
     ConstraintFailed,
@@ -367,7 +368,7 @@ def test_other_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
 
     async def test() -> None:
         await shard.start()
-        with pytest.raises(ShardError, match=r"speaks protocol 77 and this router 2; install one version of both"):
+        with pytest.raises(ShardError, match=f"protocol 77 and this router {PROTOCOL_VERSION}; install one"):
             await ShardGroup.connect(shard.socket_path)
         await shard.stop()
 

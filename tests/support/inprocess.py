@@ -27,7 +27,7 @@ def load_engine(
 ) -> Engine:
     device, group = device or CpuDevice(), LoneRank()
     model = load_model(folder, device, group)
-    return Engine(model, device, group, Sampler(), block_size, capture_steps=capture_steps)
+    return Engine(model, device, group, Sampler(device.ops), block_size, capture_steps=capture_steps)
 
 
 @dataclass
@@ -42,13 +42,20 @@ class InProcessReplica:
     mixed_steps: bool = True
     prefix_caching: bool = True
     depth: int = 2
+    max_guesses: int = 0
     events: dict[int, list[TokenEvent]] = field(default_factory=dict)  # by id(sequence)
 
     def __post_init__(self) -> None:
         block_size = self.engine.block_size
         self.engine.allocate(CacheShape(self.num_blocks, block_size, self.max_sequences, self.max_total_tokens))
         self.pool = BlockPool(self.num_blocks, block_size)
-        config = SchedulerConfig(self.max_step_tokens, self.max_sequences, self.mixed_steps, self.prefix_caching)
+        config = SchedulerConfig(
+            self.max_step_tokens,
+            self.max_sequences,
+            self.mixed_steps,
+            self.prefix_caching,
+            max_guesses=self.max_guesses,
+        )
         self.scheduler = Scheduler(config, self.pool)
         self._sent: deque[tuple[StepPlan, bytes]] = deque()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import islice
 
 import grpc
 
@@ -40,6 +41,15 @@ def decode_plan(message: pb.StepRequest) -> StepPlan:
         append=tuple(zip(message.append_table_index, message.append_block_id, strict=True)),
         rows=tuple(zip(message.row_table_index, counts, strict=True)),
         masks=_decode_masks(message),
+        guesses=_decode_guesses(message),
+    )
+
+
+def _decode_guesses(message: pb.StepRequest) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    token_ids = iter(message.guess_token_ids)
+    return tuple(
+        (place, tuple(islice(token_ids, count)))
+        for place, count in zip(message.guess_rows, message.guess_counts, strict=True)
     )
 
 
@@ -58,6 +68,7 @@ def encode_result(result: StepResult) -> pb.StepResponse:
         step_id=result.step_id,
         token_ids=result.token_ids,
         logprobs=result.logprobs,
+        row_num_sampled=result.row_num_sampled,
         top_counts=[len(row) for row in result.top_tokens],
         top_token_ids=[token_id for token_id, _ in flat],
         top_logprobs=[logprob for _, logprob in flat],

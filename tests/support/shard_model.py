@@ -26,6 +26,17 @@ def hashed_token(vocab_size: int) -> NextToken:
     return next_token
 
 
+def echoing_token(vocab_size: int, period: int) -> NextToken:
+    """Says again what was said `period` tokens ago, and now and then, for no visible reason, something else."""
+    hashed = hashed_token(vocab_size)
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        token_id = hashed(prefix)
+        return token_id if token_id % 7 == 0 or len(prefix) < period else prefix[-period]
+
+    return next_token
+
+
 def reference_tokens(prompt: Iterable[int], count: int, next_token: NextToken) -> list[int]:
     """The tokens that a sequence gets alone."""
     prefix = tuple(prompt)
@@ -87,11 +98,16 @@ class ShardModel:
 
         # As in a real step, every row writes before any row reads.
         assert len({table_index for table_index, _ in plan.rows}) == len(plan.rows), "two rows of one sequence"
-        for table_index, num_tokens in plan.rows:
+        guesses = dict(plan.guesses)
+        for place, (table_index, num_tokens) in enumerate(plan.rows):
             row = self.rows[table_index]
+            if place in guesses:
+                row.token_ids.extend(guesses[place])
+                assert row.num_computed_tokens + num_tokens == len(row.token_ids), "guesses before the last known token"
             for position in range(row.num_computed_tokens, row.num_computed_tokens + num_tokens):
                 self.slots[self._slot(row, position)] = row.token_ids[position]
             row.num_computed_tokens += num_tokens
+        row_num_sampled: list[int] = []
         allowed = dict(plan.masks)
         token_ids, logprobs, top_tokens = [], [], []
         prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]] = {}
@@ -106,13 +122,24 @@ class ShardModel:
                     values = tuple(scripted_logprob(token_id) for token_id in row.token_ids[first : last + 1])
                     prompt_logprobs[table_index] = (first, values)
             if row.num_computed_tokens == len(row.token_ids):
-                token_id = self.next_token(prefix)
-                if place in allowed:
-                    token_id = nearest_allowed(allowed[place], token_id)
-                row.token_ids.append(token_id)
-                token_ids.append(token_id)
-                logprobs.append(scripted_logprob(token_id))
-                top_tokens.append(tuple((token_id + n, scripted_logprob(token_id)) for n in range(row.top_n_tokens)))
+                guessed = guesses.get(place, ())
+                # Right guesses are kept; the token behind them is the row's last.
+                first = len(row.token_ids) - len(guessed)
+                del row.token_ids[first:]
+                row_num_sampled.append(0)
+                for guess in (*guessed, None):
+                    token_id = self.next_token(prefix[: len(row.token_ids)])
+                    if place in allowed:
+                        token_id = nearest_allowed(allowed[place], token_id)
+                    row.token_ids.append(token_id)
+                    row_num_sampled[-1] += 1
+                    token_ids.append(token_id)
+                    logprobs.append(scripted_logprob(token_id))
+                    top = tuple((token_id + n, scripted_logprob(token_id)) for n in range(row.top_n_tokens))
+                    top_tokens.append(top)
+                    if token_id != guess:
+                        break
+                row.num_computed_tokens = len(row.token_ids) - 1
         self.num_steps += 1
         return StepResult(
             plan.step_id,
@@ -120,6 +147,7 @@ class ShardModel:
             tuple(logprobs),
             tuple(top_tokens) if any(top_tokens) else (),
             prompt_logprobs,
+            row_num_sampled=tuple(row_num_sampled) if guesses else (),
         )
 
     def _slot(self, row: _TableRow, position: int) -> int:

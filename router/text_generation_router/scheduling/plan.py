@@ -31,6 +31,8 @@ class StepPlan:
     append: tuple[tuple[int, int], ...]  # (table_index, block_id), one a block, in order
     rows: tuple[tuple[int, int], ...]  # (table_index, num_tokens)
     masks: tuple[tuple[int, bytes], ...] = ()  # (place in rows, tokens allowed as in Constraint.mask)
+    # (place in rows, the guesses that the row's tokens end with)
+    guesses: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -39,7 +41,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to one step: columns with one entry a sampled row, in row order."""
+    """The answer to one step: columns with one entry a sampled token, in row order."""
 
     step_id: int
     token_ids: tuple[int, ...]
@@ -48,3 +50,4 @@ class StepResult:
     prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]]  # table_index -> (first position, values)
     forward_ns: int = 0
     sample_ns: int = 0
+    row_num_sampled: tuple[int, ...] = ()  # tokens of each sampled row; (): one each

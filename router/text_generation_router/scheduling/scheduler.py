@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from text_generation_router.scheduling.blocks import BlockCounts, BlockPool
+from text_generation_router.scheduling.lookup import PromptLookup
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
 from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
 from text_generation_router.scheduling.sequence import Sequence, State
@@ -34,6 +35,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     # Share of the blocks that admission leaves alone, so that running sequences can grow a while before one must yield.
     low_water: float = 0.01
+    max_guesses: int = 0  # tokens guessed ahead in a row (--speculate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,16 @@ class SchedulerStats:
     prefix_hit_tokens: int  # since start; prompt tokens that were not computed because they were cached
     running_tokens: int  # tokens known of running sequences
     running_max_tokens: int  # that they may have in the end
+    guessed_tokens: int  # since start
+    guessed_right_tokens: int  # since start
 
 
 @dataclass(slots=True)
 class _Row:
     sequence: Sequence
-    num_tokens: int
+    num_tokens: int  # guesses included
     new_block_ids: list[int]
+    guesses: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class Scheduler:
         self._low_water_blocks = max(1, int(pool.num_blocks * config.low_water))
         self._preemptions = 0
         self._prefix_hit_tokens = 0
+        self._guessed_tokens = 0
+        self._guessed_right_tokens = 0
 
     # ------------------------------------------------------------------------------------------------ sequences
 
@@ -88,7 +95,9 @@ class Scheduler:
             mask: of a constrained request, the tokens allowed first. Such a sequence samples a token only when the
                 mask for it has been set: it has at most one step in flight, while all others keep two.
         """
-        sequence = Sequence(request, mask)
+        # Guesses are of no use under a grammar, whose next mask has to be worked out after each token.
+        guesses = self.config.max_guesses > 0 and mask is None
+        sequence = Sequence(request, mask, PromptLookup(self.config.max_guesses) if guesses else None)
         self._waiting.append(sequence)
         return sequence
 
@@ -124,6 +133,8 @@ class Scheduler:
             running_max_tokens=sum(
                 sequence.num_prompt_tokens + sequence.request.max_new_tokens for sequence in self._running
             ),
+            guessed_tokens=self._guessed_tokens,
+            guessed_right_tokens=self._guessed_right_tokens,
         )
 
     @property
@@ -136,29 +147,53 @@ class Scheduler:
         """The next step, or None when nothing can run before an answer or a request arrives.
 
         Every decoding sequence gets its row; prompts share what is left of the token budget, but never less than a
-        quarter of it, or a full house of decoding sequences would starve them. So a step has at most
-        max_step_tokens + max_sequences tokens.
+        quarter of it, or a full house of decoding sequences would starve them. Guesses take the room that table rows
+        without a decoding sequence leave. So a step has at most max_step_tokens + max_sequences tokens.
         """
         rows: list[_Row] = []
-        decoding = [sequence for sequence in self._running if sequence.num_remaining_tokens == 1]
+        decoding = [
+            sequence for sequence in self._running if sequence.num_remaining_tokens == 1 and not sequence.waits_to_guess
+        ]
         prompts_first = not self.config.mixed_steps and not (self._last_step_was_prompts and decoding)
 
         if not prompts_first:
-            self._add_rows(rows, decoding, len(decoding))
+            self._add_decoding_rows(rows, decoding)
         admit: list[Sequence] = []
         if self.config.mixed_steps or not rows:
             prompts = [sequence for sequence in self._running if sequence.num_remaining_tokens > 1]
-            budget = max(self.config.max_step_tokens - len(rows), self.config.max_step_tokens // 4, 1)
+            num_decoding = sum(row.num_tokens for row in rows)
+            budget = max(self.config.max_step_tokens - num_decoding, self.config.max_step_tokens // 4, 1)
             budget = self._add_rows(rows, prompts, budget)
             admit = self._admit(rows, budget)
             self._last_step_was_prompts = bool(rows)
         else:
             self._last_step_was_prompts = False
         if prompts_first and not rows:
-            self._add_rows(rows, decoding, len(decoding))
+            self._add_decoding_rows(rows, decoding)
         if not rows:
             return None
         return self._commit(rows, admit)
+
+    def _add_decoding_rows(self, rows: list[_Row], decoding: list[Sequence]) -> None:
+        self._add_rows(rows, decoding, len(decoding))
+        num_guesses = self.config.max_sequences - len(rows)
+        for row in rows if self.config.max_guesses else ():
+            num_guesses -= self._add_guesses(row, num_guesses)
+
+    def _add_guesses(self, row: _Row, at_most: int) -> int:
+        """Let a row go on with what may follow, while there are blocks that nobody would have to yield for."""
+        sequence = row.sequence
+        guesses = sequence.guess(at_most)
+        num_blocks = self._num_blocks(sequence.num_computed_tokens + row.num_tokens + len(guesses))
+        missing = num_blocks - len(sequence.block_ids)
+        if missing > 0 and missing + self._low_water_blocks > self.pool.num_available:
+            return 0
+        new_block_ids = self.pool.allocate(missing) if missing > 0 else []
+        sequence.block_ids.extend(new_block_ids)
+        row.new_block_ids = [*row.new_block_ids, *new_block_ids]
+        row.guesses = guesses
+        row.num_tokens += len(guesses)
+        return len(guesses)
 
     def _add_rows(self, rows: list[_Row], sequences: list[Sequence], budget: int) -> int:
         """Give each sequence a row while the budget lasts, preempting the newest when blocks run out."""
@@ -250,7 +285,8 @@ class Scheduler:
         masks: list[tuple[int, bytes]] = []
         for place, row in enumerate(rows):
             sequence = row.sequence
-            sequence.num_computed_tokens += row.num_tokens
+            sequence.num_computed_tokens += row.num_tokens - len(row.guesses)
+            sequence.num_guesses_in_flight = len(row.guesses)
             if sequence.num_computed_tokens == sequence.num_known_tokens:
                 sequence.num_pending_tokens += 1
                 sampled.append(sequence)
@@ -265,6 +301,7 @@ class Scheduler:
             append=tuple((row.sequence.table_index, block_id) for row in rows for block_id in row.new_block_ids),
             rows=tuple((row.sequence.table_index, row.num_tokens) for row in rows),
             masks=tuple(masks),
+            guesses=tuple((place, row.guesses) for place, row in enumerate(rows) if row.guesses),
         )
         reporting = {row.sequence.table_index: row.sequence for row in rows if row.sequence.request.prompt_logprobs}
         self._in_flight.append(_StepInFlight(self._next_step_id, sampled, reporting))
@@ -281,37 +318,59 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id, f"answer to step {result.step_id}, expected {step.step_id}"
-        assert len(step.sampled) == len(result.token_ids), "one answer per sampled row"
+        counts = result.row_num_sampled or (1,) * len(step.sampled)
+        assert len(step.sampled) == len(counts), "one answer per sampled row"
+        assert sum(counts) == len(result.token_ids), "as many tokens as the rows have"
         for table_index, (first_position, values) in result.prompt_logprobs.items():
             known = step.sequence_at[table_index].prompt_logprobs
             # After a preemption the first chunks are computed, and answered, once more.
             del known[first_position - 1 :]
             known.extend(values)
         events: list[tuple[Sequence, TokenEvent]] = []
-        for row, sequence in enumerate(step.sampled):
-            if sequence.state is State.FINISHED:
-                continue
-            token_id = result.token_ids[row]
-            sequence.num_pending_tokens -= 1
+        first = 0
+        for sequence, count in zip(step.sampled, counts, strict=True):
+            if sequence.state is not State.FINISHED:
+                self._take_in(sequence, count)
+                events.extend(
+                    (sequence, event) for event in self._events(sequence, result, range(first, first + count))
+                )
+            first += count
+        return events
+
+    def _take_in(self, sequence: Sequence, num_sampled: int) -> None:
+        """Count what a step with guesses has computed beyond one token. Nothing of it is left after a preemption."""
+        sequence.num_pending_tokens -= 1
+        num_guesses, sequence.num_guesses_in_flight = sequence.num_guesses_in_flight, 0
+        if num_guesses and sequence.lookup is not None:
+            num_right = num_sampled - 1
+            sequence.lookup.learn(len(sequence.token_ids) + num_sampled, num_guesses, num_right)
+            self._guessed_tokens += num_guesses
+            self._guessed_right_tokens += num_right
+            if sequence.state is State.RUNNING:
+                sequence.num_computed_tokens += num_right
+
+    def _events(self, sequence: Sequence, result: StepResult, places: range) -> Iterator[TokenEvent]:
+        """Append a row's tokens to its sequence, until it ends with one of them."""
+        for place in places:
+            token_id = result.token_ids[place]
             sequence.token_ids.append(token_id)
             is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
             finish_reason = self._finish_reason(sequence, token_id)
             if finish_reason is not None:
                 self.abort(sequence)
-            else:
-                self._remember_full_blocks(sequence)
-            event = TokenEvent(
+            yield TokenEvent(
                 token_id=token_id,
-                logprob=result.logprobs[row],
-                top_tokens=result.top_tokens[row] if result.top_tokens else (),
+                logprob=result.logprobs[place],
+                top_tokens=result.top_tokens[place] if result.top_tokens else (),
                 finish_reason=finish_reason,
                 prompt_logprobs=tuple(sequence.prompt_logprobs)
                 if is_first and sequence.request.prompt_logprobs
                 else None,
                 started_s=sequence.started_s,
             )
-            events.append((sequence, event))
-        return events
+            if finish_reason is not None:
+                return
+        self._remember_full_blocks(sequence)
 
     @staticmethod
     def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from text_generation_router.scheduling.blocks import BlockHash, hash_block
+from text_generation_router.scheduling.lookup import PromptLookup
 from text_generation_router.scheduling.request import Request
 
 
@@ -20,14 +21,18 @@ class Sequence:
     [0, num_computed_tokens)              keys and values in the cache, or written by a step in flight
     [num_computed_tokens, num_known)      to be computed by the next steps
     [len(token_ids), num_known)           sampled by steps in flight: the shards know the ids already, we do not yet
+
+    A step with guesses counts as one that samples one token; what it gives beyond that is counted with its answer.
     """
 
     __slots__ = (
         "block_hashes",
         "block_ids",
         "is_constrained",
+        "lookup",
         "mask",
         "num_computed_tokens",
+        "num_guesses_in_flight",
         "num_pending_tokens",
         "num_prompt_tokens",
         "num_remembered_blocks",
@@ -39,7 +44,7 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request, mask: bytes | None = None) -> None:
+    def __init__(self, request: Request, mask: bytes | None = None, lookup: PromptLookup | None = None) -> None:
         self.request = request
         self.is_constrained = mask is not None
         self.mask = mask  # of the next token to be sampled, if constrained; None while it is being worked out
@@ -47,6 +52,8 @@ class Sequence:
         self.num_prompt_tokens = len(request.token_ids)
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0  # sampled by steps in flight
+        self.lookup = lookup  # None: no guesses
+        self.num_guesses_in_flight = 0  # of the one step in flight, if that has guesses
         self.block_ids: list[int] = []
         self.block_hashes: list[BlockHash] = []  # of the full blocks of token_ids, extended as needed
         self.num_remembered_blocks = 0  # of block_ids, findable or known to be findable elsewhere
@@ -65,9 +72,24 @@ class Sequence:
         if self.num_known_tokens - self.num_prompt_tokens >= self.request.max_new_tokens:
             # The last token of all needs no keys and values of its own.
             return 0
+        if self.num_guesses_in_flight:
+            return 0  # how long it is now, only the answer tells
         if self.is_constrained and self.mask is None:
             return 0  # the host has to see the last token first
         return self.num_known_tokens - self.num_computed_tokens
+
+    @property
+    def waits_to_guess(self) -> bool:
+        """Whether to leave the next step out, because it would better be one with guesses after the pending token."""
+        return self.lookup is not None and self.num_pending_tokens > 0 and self.lookup.has_guess(self.token_ids)
+
+    def guess(self, at_most: int) -> tuple[int, ...]:
+        """What may follow the last known token, and be kept whole if right."""
+        if self.lookup is None or self.num_pending_tokens > 0:
+            return ()
+        num_left = self.request.max_new_tokens - (len(self.token_ids) - self.num_prompt_tokens)
+        at_most = min(at_most, num_left - 1)  # a step with guesses makes one token more
+        return self.lookup.guess(self.token_ids, at_most) if at_most > 0 else ()
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.shard_model import ShardModel, hashed_token, reference_tokens, scripted_logprob
+from tests.support.shard_model import (
+    NextToken,
+    ShardModel,
+    echoing_token,
+    hashed_token,
+    reference_tokens,
+    scripted_logprob,
+)
 from text_generation_router.scheduling.blocks import BlockPool
 from text_generation_router.scheduling.plan import StepPlan
 from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
@@ -18,6 +25,7 @@ from text_generation_router.scheduling.sequence import Sequence
 
 VOCAB = 50
 NEXT = hashed_token(VOCAB)
+ECHO = echoing_token(VOCAB, period=5)
 
 
 @dataclass
@@ -30,11 +38,12 @@ class Rig:
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_step_tokens=16, max_sequences=8))
     events: dict[int, list[TokenEvent]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
+    next_token: NextToken = NEXT
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks, self.block_size)
         self.scheduler = Scheduler(self.config, self.pool)
-        self.shard = ShardModel(self.num_blocks, self.block_size, NEXT)
+        self.shard = ShardModel(self.num_blocks, self.block_size, self.next_token)
         self.sent: deque[StepPlan] = deque()
 
     def submit(self, request: Request) -> Sequence:
@@ -66,8 +75,8 @@ class Rig:
         return [event.token_id for event in self.events[id(sequence)]]
 
 
-def expected(request: Request) -> tuple[list[int], FinishReason]:
-    tokens = reference_tokens(request.token_ids, request.max_new_tokens, NEXT)
+def expected(request: Request, next_token: NextToken = NEXT) -> tuple[list[int], FinishReason]:
+    tokens = reference_tokens(request.token_ids, request.max_new_tokens, next_token)
     for position, token_id in enumerate(tokens):
         if position + 1 < request.max_new_tokens and token_id in request.eos_token_ids:
             return tokens[: position + 1], FinishReason.EOS_TOKEN
@@ -326,6 +335,49 @@ requests = st.builds(
 actions = st.lists(st.one_of(requests, st.just("tick"), st.integers(0, 20)), max_size=40)
 
 
+def test_right_guesses_save_steps_and_change_no_token() -> None:
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4)
+    rig = Rig(config=config, next_token=ECHO)
+    sequence = rig.submit(Request(token_ids=prompt(12), max_new_tokens=60))
+    rig.run()
+    assert rig.output(sequence) == expected(sequence.request, ECHO)[0]
+    assert len(rig.plans) < 50
+    stats = rig.scheduler.stats()
+    assert 60 - len(rig.plans) <= stats.guessed_right_tokens < stats.guessed_tokens
+    assert rig.pool.counts().owned == 0
+
+
+def test_a_sequence_with_guesses_is_in_one_step_at_a_time_and_others_keep_two() -> None:
+    rules = {1: ECHO, 2: NEXT}  # by the first token of the prompt
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4)
+    rig = Rig(config=config, next_token=lambda prefix: rules[prefix[0]](prefix))
+    guessing = rig.submit(Request(token_ids=prompt(12), max_new_tokens=40))
+    other = rig.submit(Request(token_ids=prompt(12, first=2), max_new_tokens=40))
+    rig.run()
+    with_guesses = [index for index, plan in enumerate(rig.plans) if plan.guesses]
+    assert with_guesses
+    for index in with_guesses:
+        (place, _), *more = rig.plans[index].guesses
+        table_index = rig.plans[index].rows[place][0]
+        assert not more
+        assert table_index not in dict(rig.plans[index + 1].rows)
+        assert table_index not in dict(rig.plans[index - 1].rows)
+    assert sum(len(plan.rows) == 1 for plan in rig.plans) > len(with_guesses) / 2
+    for sequence in (guessing, other):
+        assert rig.output(sequence) == expected(sequence.request, rig.next_token)[0]
+
+
+def test_guesses_take_no_block_that_somebody_would_have_to_yield_for() -> None:
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=8, low_water=0.0)
+    rig = Rig(num_blocks=18, config=config, next_token=ECHO)
+    sequences = [rig.submit(Request(token_ids=prompt(12, first), max_new_tokens=24)) for first in (1, 2)]
+    rig.run()
+    assert rig.scheduler.stats().preemptions == 0
+    assert rig.scheduler.stats().guessed_right_tokens > 0
+    for sequence in sequences:
+        assert rig.output(sequence) == expected(sequence.request, ECHO)[0]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     actions=actions,
@@ -335,6 +387,7 @@ actions = st.lists(st.one_of(requests, st.just("tick"), st.integers(0, 20)), max
     max_sequences=st.integers(1, 6),
     mixed_steps=st.booleans(),
     prefix_caching=st.booleans(),
+    max_guesses=st.sampled_from((0, 1, 4)),
 )
 def test_any_schedule_gives_each_sequence_the_tokens_it_gets_alone(
     *,
@@ -345,10 +398,11 @@ def test_any_schedule_gives_each_sequence_the_tokens_it_gets_alone(
     max_sequences: int,
     mixed_steps: bool,
     prefix_caching: bool,
+    max_guesses: int,
 ) -> None:
     """Requests come, run, are cut off and are preempted in any order; an int aborts that sequence."""
-    config = SchedulerConfig(max_step_tokens, max_sequences, mixed_steps, prefix_caching)
-    rig = Rig(num_blocks=num_blocks, depth=depth, config=config)
+    config = SchedulerConfig(max_step_tokens, max_sequences, mixed_steps, prefix_caching, max_guesses=max_guesses)
+    rig = Rig(num_blocks=num_blocks, depth=depth, config=config, next_token=ECHO if max_guesses else NEXT)
     sequences: list[Sequence] = []
     aborted: set[int] = set()
     for action in actions:
@@ -364,7 +418,7 @@ def test_any_schedule_gives_each_sequence_the_tokens_it_gets_alone(
         assert counts.total == num_blocks
     rig.run()
     for index, sequence in enumerate(sequences):
-        tokens, reason = expected(sequence.request)
+        tokens, reason = expected(sequence.request, rig.next_token)
         events = rig.events[id(sequence)]
         if index in aborted:
             assert rig.output(sequence) == tokens[: len(events)]
