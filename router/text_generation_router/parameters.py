@@ -23,16 +23,15 @@ def _to_float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-Float32 = Annotated[float, AfterValidator(_to_float32)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 
 
-def bounds(**keywords: float | str) -> Any:
-    """Bounds by JSON schema's keywords that are shown, not checked: validation does, with TGI's messages.
+def shown(**keywords: Any) -> Any:
+    """JSON schema's keywords for what the document shows and others check, with messages of their own.
 
-    A text is the name of a limit that the server is started with; the served document has its value.
+    A bound that is a text is the name of a limit that the server is started with; the served document has its value.
     """
     return Field(json_schema_extra=dict(keywords))
 
@@ -42,13 +41,17 @@ def optional(default: Any = None, **options: Any) -> Any:
     return Field(default=None, json_schema_extra={"default": default}, **options)
 
 
-PositiveFloat = Annotated[Float32, bounds(exclusiveMinimum=0)]
-FrequencyPenalty = Annotated[Float32, bounds(minimum=-2, maximum=2)]
-PositiveInt = Annotated[Int32, bounds(minimum=1)]
-Share = Annotated[Float32, bounds(exclusiveMinimum=0, exclusiveMaximum=1)]
-NumNewTokens = Annotated[UInt32, bounds(minimum=1)]
-NumTopTokens = Annotated[UInt32, bounds(maximum="max_top_n_tokens")]
-Stops = Annotated[list[str], bounds(maxItems="max_stop_sequences")]
+# Refused whatever it is: the rules say so.
+Unsupported = Annotated[Any, shown(type="null")]
+Text = Annotated[str, shown(minLength=1)]
+Float32 = Annotated[float, AfterValidator(_to_float32), shown(format="float")]
+PositiveFloat = Annotated[Float32, shown(exclusiveMinimum=0)]
+FrequencyPenalty = Annotated[Float32, shown(minimum=-2, maximum=2)]
+PositiveInt = Annotated[Int32, shown(minimum=1)]
+Share = Annotated[Float32, shown(exclusiveMinimum=0, exclusiveMaximum=1)]
+NumNewTokens = Annotated[UInt32, shown(minimum=1)]
+NumTopTokens = Annotated[UInt32, shown(maximum="max_top_n_tokens")]
+Stops = Annotated[list[str], shown(maxItems="max_stop_sequences")]
 
 
 class JsonGrammar(BaseModel):
@@ -77,7 +80,7 @@ Grammar = Annotated[JsonGrammar | JsonSchemaGrammar | RegexGrammar, Field(discri
 
 
 class GenerateParameters(FirstErrorModel):
-    best_of: Annotated[UInt64, bounds(minimum=1, maximum="max_best_of")] | None = optional(
+    best_of: Annotated[UInt64, shown(minimum=1, maximum="max_best_of")] | None = optional(
         1, description="Generate so many sequences and return the one with the highest mean token logprob."
     )
     temperature: PositiveFloat | None = optional(
@@ -114,7 +117,7 @@ class GenerateParameters(FirstErrorModel):
         description="Stop as soon as the text holds one of these; it stays in the text.",
         examples=[["photographer"]],
     )
-    truncate: Annotated[UInt64, bounds(minimum=1)] | None = optional(
+    truncate: Annotated[UInt64, shown(minimum=1)] | None = optional(
         description="Keep only so many tokens of the prompt, the last ones; at most `max_input_tokens` of /info."
     )
     watermark: bool | None = optional(False, description="Watermark the text. Default: false.")

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_INT32, MAX_UINT32, MAX_UINT64 = 2**31 - 1, 2**32 - 1, 2**64 - 1
-BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minItems", "maxItems")
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength", "minItems", "maxItems")
 
 
 @dataclass(frozen=True)
 class Row:
     """
     Attributes:
-        type: JSON's, or an object's name; several are joined by "|".
+        type: JSON's, "float" if it is a 32-bit one, or an object's name; several are joined by "|".
         default: what a request without the field means, where a value means the same.
         bounds: by JSON schema's keywords; a list's are those of its length.
         nullable: null is taken for not given.
@@ -37,8 +37,7 @@ def row_of(shown: dict[str, Any]) -> Row:
         "|".join(_type(kind) for kind in kinds),
         shown.get("default"),
         {key: kind[key] for kind in kinds for key in BOUNDS if key in kind},
-        # A field of any type takes null too.
-        nullable=len(kinds) < len(options) or _type(shown) == "any",
+        nullable=len(kinds) < len(options),
     )
 
 
@@ -47,4 +46,4 @@ def _type(shown: dict[str, Any]) -> str:
         return str(shown["$ref"]).rsplit("/", 1)[1]
     if "discriminator" in shown:
         return "one of " + ", ".join(sorted(shown["discriminator"]["mapping"]))
-    return str(shown.get("type", "any" if "anyOf" not in shown else ""))
+    return "float" if shown.get("format") == "float" else str(shown["type"])

@@ -65,7 +65,7 @@ def document(
 
     Args:
         request_models: those that `request_body` names, and those of `event_models`.
-        limits: by the names that `bounds` of their fields have.
+        limits: by the names that fields have for their bounds, see `parameters.shown`.
     """
 
     def openapi() -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from text_generation_router.parameters import GenerateParameters, optional
+from text_generation_router.parameters import GenerateParameters, Text, optional
 
 
 class GenerateRequest(BaseModel):
-    inputs: str = Field(examples=["My name is Olivier and I"])
+    inputs: Text = Field(examples=["My name is Olivier and I"])
     parameters: GenerateParameters | None = Field(
         default=None, description="Without it the text is sampled; with {} it is not."
     )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AliasChoices,
     BaseModel,
+    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -29,9 +30,11 @@ from text_generation_router.parameters import (
     PositiveFloat,
     PositiveInt,
     Stops,
+    Text,
     UInt64,
-    bounds,
+    Unsupported,
     optional,
+    shown,
 )
 
 # OpenAI's own bound; a request is also bounded by --max-concurrent-requests, as every choice is a sequence.
@@ -82,6 +85,15 @@ class MessageToolCall(AsGiven):
 class Message(AsGiven):
     """What else a message holds reaches the chat template."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+                {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+            ]
+        }
+    )
+
     role: str = Field(examples=["user"])
     content: str | list[ContentPart] | None = Field(
         default=None, description="May be left out by a message with `tool_calls`.", examples=["What is deep learning?"]
@@ -126,10 +138,10 @@ class SamplingFields(FirstErrorModel):
     max_tokens: NumNewTokens | None = Field(
         default=None, description="Most tokens to generate. Default: as many as fit.", examples=[32]
     )
-    temperature: Annotated[Float32, bounds(minimum=0)] | None = Field(
+    temperature: Annotated[Float32, shown(minimum=0)] | None = Field(
         default=None, description="Divides the logits. 0 is greedy. Default: 1, sampled.", examples=[1.0]
     )
-    top_p: Annotated[Float32, bounds(exclusiveMinimum=0, maximum=1)] | None = Field(
+    top_p: Annotated[Float32, shown(exclusiveMinimum=0, maximum=1)] | None = Field(
         default=None,
         description="Sample from the most likely tokens that together have this probability. 1 is off.",
         examples=[0.95],
@@ -172,8 +184,12 @@ class SamplingFields(FirstErrorModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+_FORMATS = ("text", "json_object", "json_schema", "json", "regex")
+ResponseFormat = Annotated[dict[str, Any], shown(required=["type"], properties={"type": {"enum": _FORMATS}})]
+
+
 class ChatRequest(SamplingFields):
-    messages: Annotated[list[Message], bounds(minItems=1)] = Field(
+    messages: Annotated[list[Message], shown(minItems=1)] = Field(
         description="The conversation. If the last message is the assistant's, the answer continues it."
     )
     max_completion_tokens: NumNewTokens | None = Field(default=None, description="Goes before `max_tokens`.")
@@ -188,26 +204,28 @@ class ChatRequest(SamplingFields):
     tool_prompt: str | None = Field(
         default=None, description="Put after the last message, to tell the model how to call a function."
     )
-    response_format: dict[str, Any] | None = Field(
+    response_format: ResponseFormat | None = Field(
         default=None,
         description="`text`, `json_object`, `json_schema` (OpenAI's or TGI's form), `json` or `regex`.",
         examples=[{"type": "json_object"}],
     )
-    functions: Any = Field(default=None, description="Not supported: refused unless null. Use `tools`.")
-    function_call: Any = Field(default=None, description="Not supported: refused unless null. Use `tool_choice`.")
-    audio: Any = Field(default=None, description="Not supported: refused unless null.")
-    web_search_options: Any = Field(default=None, description="Not supported: refused unless null.")
+    functions: Unsupported = Field(default=None, description="Not supported: refused unless null. Use `tools`.")
+    function_call: Unsupported = Field(
+        default=None, description="Not supported: refused unless null. Use `tool_choice`."
+    )
+    audio: Unsupported = Field(default=None, description="Not supported: refused unless null.")
+    web_search_options: Unsupported = Field(default=None, description="Not supported: refused unless null.")
 
 
 _EMPTY_PROMPT = "Empty array detected. Do not use an empty array for the prompt."
 
 Prompt = str | list[int]
-Prompts = bounds(minItems=1, maxItems="max_client_batch_size")
-TokenIds = Annotated[list[Annotated[int, bounds(minimum=0)]], bounds(minItems=1)]
+Prompts = shown(minItems=1, maxItems="max_client_batch_size")
+TokenIds = Annotated[list[Annotated[int, shown(minimum=0)]], shown(minItems=1)]
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | Annotated[list[str], Prompts] | TokenIds | Annotated[list[TokenIds], Prompts] = Field(
+    prompt: Text | Annotated[list[Text], Prompts] | TokenIds | Annotated[list[TokenIds], Prompts] = Field(
         description="A text, token ids, or a list of either.", examples=["What is deep learning?"]
     )
     logprobs: NumTopTokens | None = Field(
@@ -217,7 +235,7 @@ class CompletionRequest(SamplingFields):
     best_of: NumChoices | None = Field(
         default=None, description="Generate so many and return the `n` with the highest mean logprob. Default: `n`."
     )
-    suffix: str | None = Field(default=None, description="Not supported: refused unless null.")
+    suffix: Unsupported = Field(default=None, description="Not supported: refused unless null.")
 
     @field_validator("prompt")
     @classmethod
@@ -239,12 +257,12 @@ class VertexParameters(BaseModel):
 
 
 class VertexGenerate(BaseModel):
-    inputs: str
+    inputs: Text
     parameters: VertexParameters | None = None
 
 
 class VertexRequest(FirstErrorModel):
-    instances: Annotated[list[VertexGenerate | ChatRequest], bounds(minItems=1)]
+    instances: Annotated[list[VertexGenerate | ChatRequest], shown(minItems=1)]
 
 
 # ------------------------------------------------------------------------------------------------ answers

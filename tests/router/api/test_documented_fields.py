@@ -17,13 +17,13 @@ from tests.support.router_server import router_server
 # Of a server with default limits. An upper bound that is not here is a limit of the model, see /info.
 PARAMETERS: dict[str, Row] = {
     "best_of": unsigned(2, at_least=1, default=1),  # --max-best-of
-    "temperature": Row("number", 1.0, {"exclusiveMinimum": 0}),
-    "repetition_penalty": Row("number", 1.0, {"exclusiveMinimum": 0}),
-    "frequency_penalty": Row("number", 0.0, {"minimum": -2, "maximum": 2}),
+    "temperature": Row("float", 1.0, {"exclusiveMinimum": 0}),
+    "repetition_penalty": Row("float", 1.0, {"exclusiveMinimum": 0}),
+    "frequency_penalty": Row("float", 0.0, {"minimum": -2, "maximum": 2}),
     # 0, and 1 below, mean "off" but are refused when they are given, so that they cannot be a default.
     "top_k": Row("integer", bounds={"minimum": 1, "maximum": MAX_INT32}),
-    "top_p": Row("number", bounds={"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
-    "typical_p": Row("number", bounds={"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+    "top_p": Row("float", bounds={"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+    "typical_p": Row("float", bounds={"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
     "do_sample": Row("boolean", False),
     "max_new_tokens": unsigned(MAX_UINT32, at_least=1),
     "return_full_text": Row("boolean"),
@@ -38,7 +38,7 @@ PARAMETERS: dict[str, Row] = {
     "adapter_id": Row("string"),
 }
 BODY: dict[str, Row] = {
-    "inputs": Row("string", nullable=False),
+    "inputs": Row("string", bounds={"minLength": 1}, nullable=False),
     "parameters": Row("GenerateParameters"),
 }
 TABLES: dict[str, dict[str, Row]] = {

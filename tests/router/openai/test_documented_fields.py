@@ -10,16 +10,17 @@ import pytest
 from tests.support.documented import MAX_INT32, MAX_UINT32, MAX_UINT64, Row, row_of, unsigned
 from text_generation_router.openai.schema import ChatRequest, CompletionRequest
 
+REFUSED = Row("", nullable=True)  # nothing but null
 # null is taken for not given, and is the default, unless a row says something else.
 BOTH: dict[str, Row] = {
     "model": Row("string"),
     "max_tokens": unsigned(MAX_UINT32, at_least=1),
-    "temperature": Row("number", bounds={"minimum": 0}),
-    "top_p": Row("number", bounds={"exclusiveMinimum": 0, "maximum": 1}),
+    "temperature": Row("float", bounds={"minimum": 0}),
+    "top_p": Row("float", bounds={"exclusiveMinimum": 0, "maximum": 1}),
     "top_k": Row("integer", bounds={"minimum": 1, "maximum": MAX_INT32}),
-    "frequency_penalty": Row("number", bounds={"minimum": -2, "maximum": 2}),
+    "frequency_penalty": Row("float", bounds={"minimum": -2, "maximum": 2}),
     "presence_penalty": Row("number", bounds={"minimum": -2, "maximum": 2}),
-    "repetition_penalty": Row("number", bounds={"exclusiveMinimum": 0}),
+    "repetition_penalty": Row("float", bounds={"exclusiveMinimum": 0}),
     "logit_bias": Row("object"),
     "n": unsigned(128, at_least=1),
     "seed": unsigned(MAX_UINT64),
@@ -37,19 +38,19 @@ CHAT: dict[str, Row] = {
     "tool_choice": Row("string|ToolChoice"),
     "tool_prompt": Row("string"),
     "response_format": Row("object"),
-    "functions": Row("any"),
-    "function_call": Row("any"),
-    "audio": Row("any"),
-    "web_search_options": Row("any"),
+    "functions": REFUSED,
+    "function_call": REFUSED,
+    "audio": REFUSED,
+    "web_search_options": REFUSED,
 }
 COMPLETION: dict[str, Row] = {
     **BOTH,
     # A text, texts, token ids, or lists of them: as many prompts as --max-client-batch-size.
-    "prompt": Row("string|array|array|array", bounds={"minItems": 1, "maxItems": 4}, nullable=False),
+    "prompt": Row("string|array|array|array", bounds={"minLength": 1, "minItems": 1, "maxItems": 4}, nullable=False),
     "logprobs": unsigned(5),
     "echo": Row("boolean"),
     "best_of": unsigned(128, at_least=1),
-    "suffix": Row("string"),
+    "suffix": REFUSED,
 }
 REQUIRED = {"messages", "prompt"}
 
