@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What pip leaves uncompiled (below) is compiled by the first program that imports it, and must then be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test clients check format bench proto wheel clean
+.PHONY: run test fuzz clients check format bench proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -17,6 +17,10 @@ run: $(STAMP)
 # OMP_NUM_THREADS: two OpenMP programs on two cores stall each other, and the tests start several processes.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+# Thousands of requests made from the OpenAPI document, to a server with a tiny model: ARGS="--requests 5000".
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.integration.fuzzing $(ARGS)
 
 # The environments of the client libraries that tests/clients talks through; the tests make them too, if they are missing.
 clients: $(STAMP)

@@ -2,7 +2,7 @@
 
 Keys and values are float32 in all. `one_shard` has default limits and runs where no connection to another machine is
 possible; `two_shards` is the same model without prefix reuse; `small_cache` holds about two of its longest sequences
-and computes prompts by chunks.
+and computes prompts by chunks; `short_answers` says little, however much is asked of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from tests.integration.fuzzing import SERVER_LIMITS
 from tests.integration.offline import Offline
 from tests.support.checkpoints import EOS_ID, make_checkpoint
 from tests.support.servers import Server, serving
@@ -95,4 +96,10 @@ def small_cache(llama: Path) -> Iterator[Server]:
     }
     arguments = [str(part) for item in limits.items() for part in item]
     with serving_quietly("--model-id", str(llama), *EXACT, *arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def short_answers(llama: Path) -> Iterator[Server]:
+    with serving_quietly("--model-id", str(llama), *SERVER_LIMITS) as server:
         yield server
