@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from text_generation_router.scheduling.blocks import BlockHash, hash_block
+from text_generation_router.scheduling.blocks import BlockHash, hash_blocks
 from text_generation_router.scheduling.lookup import PromptLookup
 from text_generation_router.scheduling.request import Request
 
@@ -97,7 +97,8 @@ class Sequence:
 
     def hash_full_blocks(self, block_size: int) -> list[BlockHash]:
         """Hashes of the full blocks of the tokens known here. Each block is hashed once in a sequence's life."""
-        for index in range(len(self.block_hashes), len(self.token_ids) // block_size):
+        num_hashed = len(self.block_hashes)
+        if len(self.token_ids) // block_size > num_hashed:
             parent = self.block_hashes[-1] if self.block_hashes else None
-            self.block_hashes.append(hash_block(parent, self.token_ids[index * block_size : (index + 1) * block_size]))
+            self.block_hashes += hash_blocks(parent, self.token_ids[num_hashed * block_size :], block_size)
         return self.block_hashes

@@ -3,14 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.blocks import BlockCounts, BlockPool, hash_block
+from text_generation_router.scheduling.blocks import BlockCounts, BlockPool, hash_blocks
 
 
 def filled(pool: BlockPool, token_ids: list[int]) -> tuple[list[int], list[bytes]]:
     """Blocks that hold these tokens, owned once and findable."""
-    hashes: list[bytes] = []
-    for start in range(0, len(token_ids), pool.block_size):
-        hashes.append(hash_block(hashes[-1] if hashes else None, token_ids[start : start + pool.block_size]))
+    hashes = hash_blocks(None, token_ids, pool.block_size)
     block_ids = pool.allocate(len(hashes))
     for block_id, block_hash in zip(block_ids, hashes, strict=True):
         pool.remember(block_id, block_hash)
@@ -18,10 +16,11 @@ def filled(pool: BlockPool, token_ids: list[int]) -> tuple[list[int], list[bytes
 
 
 def test_hash_depends_on_every_token_before() -> None:
-    first, other = hash_block(None, [1, 2]), hash_block(None, [1, 3])
+    (first,), (other,) = hash_blocks(None, [1, 2], 2), hash_blocks(None, [1, 3], 2)
     assert first != other
-    assert hash_block(first, [5, 6]) != hash_block(other, [5, 6])
-    assert hash_block(first, [5, 6]) == hash_block(first, (5, 6))
+    assert hash_blocks(first, [5, 6], 2) != hash_blocks(other, [5, 6], 2)
+    assert hash_blocks(first, [5, 6], 2) == hash_blocks(first, (5, 6, 7), 2)
+    assert hash_blocks(None, [1, 2, 5, 6], 2) == [first, *hash_blocks(first, [5, 6], 2)]
 
 
 def test_freed_block_is_found_again_by_its_prefix() -> None:
@@ -89,10 +88,7 @@ def test_blocks_are_never_lost_nor_owned_twice(operations: list[tuple[int, list[
         elif kind == 2 and owners:
             pool.free(owners.pop(token_ids[0] % len(owners)))
         elif kind == 3:
-            hashes: list[bytes] = []
-            for start in range(0, len(token_ids) - 1, 2):
-                hashes.append(hash_block(hashes[-1] if hashes else None, token_ids[start : start + 2]))
-            found = pool.find_prefix(hashes)
+            found = pool.find_prefix(hash_blocks(None, token_ids, 2))
             before = pool.num_available
             cached = pool.num_cached(found)
             pool.share(found)
