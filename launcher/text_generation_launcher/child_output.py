@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from text_generation_cli import logs
 
 _TAIL_LINES = 40
+_MOST_ERROR_LINES = 500  # a traceback is longer than a tail is readable
 _TRACEBACK = "Traceback (most recent call last)"
 
 logger = logging.getLogger("text_generation_launcher")
@@ -27,7 +28,7 @@ class ServerOutput:
         self._extra = logs.in_span(span, **values)
         self._said = {} if said is None else said
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)  # of both streams
-        self._errors: deque[str] = deque(maxlen=_TAIL_LINES)  # of stderr, where a traceback is in one piece
+        self._errors: deque[str] = deque(maxlen=_MOST_ERROR_LINES)  # of stderr, where a traceback is in one piece
         self._lock = threading.Lock()
         self._is_consequence = False
         self.has_explained = False  # an error of its own is in the log
