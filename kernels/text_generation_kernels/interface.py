@@ -8,9 +8,9 @@ of packed weights and of the KV cache belong to the backend: nothing outside it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,30 @@ class StepInputs:
     sampled: (
         Tensor  # [num_sampled] int64 on the device: the tokens, by place in the flat batch, whose logits are wanted
     )
+
+
+class Filters(Protocol):
+    """How a row's distribution is changed before a token is drawn from it. `Ops.draw` says what each does."""
+
+    @property
+    def temperature(self) -> float: ...  # above 0
+    @property
+    def top_k(self) -> int: ...  # 0: off
+    @property
+    def top_p(self) -> float: ...  # above 0; 1: off
+    @property
+    def typical_p(self) -> float: ...  # above 0; 1: off
+
+
+class MostLikely(NamedTuple):
+    """Each row's most likely token, and what makes log-probabilities of all its logits.
+
+    The log-probability of a token is (its logit - value) - log_sum: no digits are lost to the size of the logits.
+    """
+
+    ids: Tensor  # [num_rows] int64; the first of equal ones
+    values: Tensor  # [num_rows] float32: their logits
+    log_sums: Tensor  # [num_rows] float32: log(sum(exp(logits - value))), at least 0
 
 
 # A model step as ops: from its inputs to logits [num_sampled, vocab_size].
@@ -212,6 +236,51 @@ class Ops(ABC):
         Args:
             q: [num_tokens, num_heads, head_dim] dtype.
         Returns: [num_tokens, num_heads, head_dim] dtype.
+        """
+
+    # The rest choose tokens, between steps. A row of NaN, which only a broken model gives, still gets ids within the
+    # vocabulary, and a log_sum of NaN.
+
+    @abstractmethod
+    def most_likely(self, logits: Tensor) -> MostLikely:
+        """The best token of each row, and its sum of exponentials.
+
+        Args:
+            logits: [num_rows, vocab_size] float32.
+        """
+
+    @abstractmethod
+    def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+        """The k largest logits of some rows, best first. Which of those that tie with the k-th are left out, and the
+        order of equal ones, is the backend's choice.
+
+        Args:
+            logits: [num_logits, vocab_size] float32.
+            rows: which of them, in any order.
+            k: 1 ... vocab_size.
+        Returns: ([len(rows), k] float32 logits, [len(rows), k] int64 ids).
+        """
+
+    @abstractmethod
+    def draw(
+        self, logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]
+    ) -> Tensor:
+        """Draw one token for each of some rows: scores are logits divided by the temperature, and then these act in
+        this order, each on what the one before has left, renormalized:
+
+          top_k      keeps the k best tokens, and those whose score ties with the k-th
+          top_p      keeps the best tokens until their mass reaches p; of equal ones lower ids come first
+          typical_p  keeps the tokens whose surprise is nearest to the entropy until their mass reaches p, and those
+                     that tie with the last (arXiv:2202.00666)
+
+        The token is the first, in the order of ids, at which the cumulative distribution of those that are left exceeds
+        the uniform number; never one of probability 0.
+
+        Args:
+            logits: [num_logits, vocab_size] float32; -inf is never drawn.
+            rows: which of them, in any order.
+            filters, uniforms: one for each of `rows`; uniforms in [0, 1).
+        Returns: [len(rows)] int64 ids.
         """
 
 

@@ -6,10 +6,13 @@ speed; runs on the CPU.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from text_generation_kernels.interface import KVCache, Ops, PackedWeight, StepMetadata
+from text_generation_kernels.interface import Filters, KVCache, MostLikely, Ops, PackedWeight, StepMetadata
 
 
 class ReferenceOps(Ops):
@@ -92,6 +95,71 @@ class ReferenceOps(Ops):
                     weights = torch.exp(scores - scores.max())
                     out[token, head] = (weights / weights.sum()) @ visible_values[:, kv_head]
         return out
+
+    def most_likely(self, logits: Tensor) -> MostLikely:
+        ids = [max(range(len(row)), key=row.__getitem__) for row in logits.tolist()]
+        values = [row[token_id] for row, token_id in zip(logits.tolist(), ids, strict=True)]
+        log_sums = [
+            math.log(math.fsum(math.exp(logit - value) for logit in row))
+            for row, value in zip(logits.tolist(), values, strict=True)
+        ]
+        return MostLikely(torch.tensor(ids, dtype=torch.int64), torch.tensor(values), torch.tensor(log_sums))
+
+    def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+        ids = torch.zeros(len(rows), k, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            values = logits[row].tolist()
+            ids[index] = torch.tensor(sorted(range(len(values)), key=lambda i: (-values[i], i))[:k])
+        return logits[list(rows)].gather(1, ids), ids
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]
+    ) -> Tensor:
+        ids: list[int] = []
+        for row, wanted, uniform in zip(rows, filters, uniforms, strict=True):
+            probs = surviving(logits[row].tolist(), wanted)
+            share, reached = uniform * math.fsum(probs.values()), 0.0
+            possible = [token_id for token_id in sorted(probs) if probs[token_id] > 0]
+            for token_id in possible:
+                reached += probs[token_id]
+                if reached > share:
+                    break
+            ids.append(token_id)
+        return torch.tensor(ids, dtype=torch.int64)
+
+
+def surviving(logits: Sequence[float], filters: Filters) -> dict[int, float]:
+    """The tokens that the filters leave, and their probabilities."""
+    scores = {token_id: (logit - max(logits)) / filters.temperature for token_id, logit in enumerate(logits)}
+    best_first = sorted(scores, key=lambda i: (-scores[i], i))
+    if 0 < filters.top_k < len(scores):
+        kth = scores[best_first[filters.top_k - 1]]
+        best_first = [i for i in best_first if scores[i] >= kth]
+    probs = _probabilities({i: scores[i] for i in best_first})
+    if filters.top_p < 1.0:
+        probs = _probabilities({i: scores[i] for i in _until(filters.top_p, best_first, probs)})
+    if filters.typical_p < 1.0:
+        surprise = {i: -math.log(p) if p > 0 else math.inf for i, p in probs.items()}
+        entropy = math.fsum(p * surprise[i] for i, p in probs.items() if p > 0)
+        distance = {i: abs(surprise[i] - entropy) for i in probs}
+        nearest = _until(filters.typical_p, sorted(probs, key=lambda i: (distance[i], i)), probs)
+        probs = _probabilities({i: scores[i] for i in probs if distance[i] <= distance[nearest[-1]]})
+    return probs
+
+
+def _probabilities(scores: dict[int, float]) -> dict[int, float]:
+    total = math.fsum(math.exp(score) for score in scores.values())
+    return {i: math.exp(score) / total for i, score in scores.items()}
+
+
+def _until(mass: float, order: Sequence[int], probs: dict[int, float]) -> Sequence[int]:
+    """The first of `order` that reach the mass together."""
+    reached = 0.0
+    for count, token_id in enumerate(order, start=1):
+        reached += probs[token_id]
+        if reached >= mass:
+            return order[:count]
+    return order
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

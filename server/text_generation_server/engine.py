@@ -46,6 +46,7 @@ class LaunchedStep:
 
     step_id: int
     samples: SampleResult | None  # None on ranks other than 0, and when no row samples
+    row_num_sampled: tuple[int, ...]  # tokens of each sampled row; empty: one each
     scored: tuple[tuple[ScoredSpan, Tensor], ...]  # with [count] float32 each; empty on ranks other than 0
     launched_ns: int
     sampling_ns: int  # when sampling was launched
@@ -119,12 +120,16 @@ class Engine:
         batch = table.batch(request)
         logits, scored = self._compute(batch)
         sampling_ns = time.perf_counter_ns()
-        samples = self._sample(table, batch, logits)
-        return LaunchedStep(request.step_id, samples, scored, launched_ns, sampling_ns)
+        if batch.guesses is None:
+            samples = self._sample(table, batch, logits)
+            row_num_sampled: tuple[int, ...] = ()
+        else:
+            samples, row_num_sampled = self._sample_guessed(table, batch, batch.guesses, logits)
+        return LaunchedStep(request.step_id, samples, row_num_sampled, scored, launched_ns, sampling_ns)
 
     def finish(self, launched: LaunchedStep) -> pb.StepResponse:
         """Read a launched step's results back, waiting for the device. Times are then those of the whole step."""
-        response = pb.StepResponse(step_id=launched.step_id)
+        response = pb.StepResponse(step_id=launched.step_id, row_num_sampled=launched.row_num_sampled)
         samples = launched.samples
         if samples is not None:
             response.token_ids.extend(samples.token_ids.tolist())
@@ -165,14 +170,14 @@ class Engine:
 
     def _compute(self, batch: StepBatch) -> tuple[Tensor | None, tuple[tuple[ScoredSpan, Tensor], ...]]:
         """Logits of the rows that sample (None on ranks other than 0, and where none does), and scores of prompts."""
-        inputs = StepInputs(batch.token_ids, batch.step, batch.last_token_index)
+        inputs = StepInputs(batch.token_ids, batch.step, batch.sampled_token_index)
         if self._captured is not None and not batch.scored and self._captured.fits(inputs):
             return self._captured(inputs), ()
         hidden = self.model.forward(batch.token_ids, batch.step, self._kv_caches)
         scored = self._score_prompts(batch, hidden)
         if not len(batch.sampled_table_index):
             return None, scored
-        return self.model.logits(self.device.ops.embedding(batch.last_token_index, hidden)), scored
+        return self.model.logits(self.device.ops.embedding(batch.sampled_token_index, hidden)), scored
 
     def _sample(self, table: SequenceTable, batch: StepBatch, logits: Tensor | None) -> SampleResult | None:
         """Sample on rank 0 and tell the ids to all, so that ranks cannot disagree."""
@@ -186,19 +191,59 @@ class Engine:
         table.append_sampled(indices, token_ids)
         return samples
 
+    def _sample_guessed(
+        self,
+        table: SequenceTable,
+        batch: StepBatch,
+        guesses: tuple[tuple[int, ...], ...],
+        logits: Tensor | None,
+    ) -> tuple[SampleResult | None, tuple[int, ...]]:
+        """Sample behind every row's last known token and behind each guess, and keep what is right.
+
+        A row's tokens are those that steps of one token each would have given: noise and penalties depend on position
+        and history alone, and a sample counts only where all guesses before it came true. Waits for the device.
+
+        Returns: the kept samples (None on ranks other than 0), and how many each row has.
+        """
+        indices = batch.sampled_table_index
+        samples: SampleResult | None = None
+        if logits is not None:
+            rows = [
+                self._sample_row(table, index, batch.masks.get(index), num_guesses)
+                for index, guessed in zip(indices.tolist(), guesses, strict=True)
+                for num_guesses in range(len(guessed) + 1)
+            ]
+            samples = self._sampler.sample(logits, rows)
+        sampled = self.group.broadcast_ids(
+            None if samples is None else samples.token_ids, len(batch.sampled_token_index)
+        ).tolist()
+        kept: list[int] = []  # places in `sampled`
+        row_token_ids: list[list[int]] = []
+        first = 0
+        for guessed in guesses:
+            token_ids = sampled[first : first + len(guessed) + 1]
+            num_right = _num_right(guessed, token_ids)
+            kept.extend(range(first, first + num_right + 1))
+            row_token_ids.append(token_ids[: num_right + 1])
+            first += len(token_ids)
+        table.append_guessed(indices, row_token_ids)
+        return None if samples is None else samples.select(kept), tuple(map(len, row_token_ids))
+
+    @classmethod
+    def _sample_rows(cls, table: SequenceTable, indices: Sequence[int], masks: Mapping[int, bytes]) -> list[SampleRow]:
+        return [cls._sample_row(table, index, masks.get(index)) for index in indices]
+
     @staticmethod
-    def _sample_rows(table: SequenceTable, indices: Sequence[int], masks: Mapping[int, bytes]) -> list[SampleRow]:
-        return [
-            SampleRow(
-                parameters=table.sampling[index],
-                position=table.num_known(index),
-                history=table.history(index) if table.sampling[index].needs_history else None,
-                top_n_tokens=table.top_n_tokens[index],
-                num_prompt_tokens=table.num_prompt(index),
-                mask=masks.get(index),
-            )
-            for index in indices
-        ]
+    def _sample_row(table: SequenceTable, index: int, mask: bytes | None, num_guesses: int = 0) -> SampleRow:
+        """`num_guesses`: of those written behind the last known token, how many are taken for true."""
+        return SampleRow(
+            parameters=table.sampling[index],
+            position=table.num_known(index) + num_guesses,
+            history=table.history(index, num_guesses) if table.sampling[index].needs_history else None,
+            top_n_tokens=table.top_n_tokens[index],
+            num_prompt_tokens=table.num_prompt(index),
+            mask=mask,
+        )
 
     def _score_prompts(self, batch: StepBatch, hidden: Tensor) -> tuple[tuple[ScoredSpan, Tensor], ...]:
         """Log-probabilities of the prompt tokens that were asked for. Every rank takes part; rank 0 has the result."""
@@ -212,7 +257,14 @@ class Engine:
                 stop = min(start + _SCORED_AT_ONCE, span.count)
                 logits = self.model.logits(hidden[span.first_hidden + start : span.first_hidden + stop])
                 if logits is not None:
-                    parts.append(token_logprobs(logits, token_ids[start:stop]))
+                    parts.append(token_logprobs(logits, token_ids[start:stop], self.device.ops.most_likely(logits)))
             if parts:
                 scored.append((span, torch.cat(parts)))
         return tuple(scored)
+
+
+def _num_right(guessed: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many guesses came true before the first that did not."""
+    return next(
+        (place for place, pair in enumerate(zip(guessed, sampled, strict=False)) if pair[0] != pair[1]), len(guessed)
+    )

@@ -114,7 +114,7 @@ def _load(
         }
     )
     capture_steps = any(size > 0 for size in settings.cuda_graphs)
-    return Engine(model, device, group, Sampler(watermark), block_size, capture_steps=capture_steps)
+    return Engine(model, device, group, Sampler(device.ops, watermark), block_size, capture_steps=capture_steps)
 
 
 async def _serve(settings: ServeSettings, engine: Engine) -> int:
@@ -123,6 +123,7 @@ async def _serve(settings: ServeSettings, engine: Engine) -> int:
         model_sha=settings.revision or "",
         dtype=_name(engine.device.ops.activation_dtype),
         sockets=tuple(f"{settings.uds_path}-{rank}" for rank in range(settings.world_size)),
+        speculate=settings.speculate or 0,
     )
     budget = MemoryBudget(
         fraction=settings.cuda_memory_fraction,

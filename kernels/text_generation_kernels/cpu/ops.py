@@ -5,12 +5,16 @@ Activations are float32 always: bfloat16 and float16 matrix products are 10 to 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_kernels import sampling
+from text_generation_kernels.cpu import drawing
 from text_generation_kernels.cpu.attention import PagedAttention
-from text_generation_kernels.interface import KVCache, Ops, PackedWeight, StepMetadata
+from text_generation_kernels.interface import Filters, KVCache, MostLikely, Ops, PackedWeight, StepMetadata
 
 
 class CpuOps(Ops):
@@ -96,6 +100,17 @@ class CpuOps(Ops):
 
     def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         return self._paged_attention(q, cache, step, scale)
+
+    def most_likely(self, logits: Tensor) -> MostLikely:
+        return sampling.most_likely(logits)
+
+    def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+        return sampling.top_k(logits, rows, k)
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]
+    ) -> Tensor:
+        return drawing.draw(logits, rows, filters, uniforms)
 
 
 def _fits_float16(weight: Tensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import POINTER, Structure, Union, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, Union, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -35,6 +35,9 @@ class Op(IntEnum):
     SILU_AND_MUL = 5
     STORE_KV = 6
     ATTENTION = 7
+    MOST_LIKELY = 8
+    TOP_K = 9
+    DRAW = 10
 
 
 class Rows(IntEnum):
@@ -105,17 +108,46 @@ class Attention(Structure):
     )  # fmt: skip
 
 
+class MostLikely(Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("stride", c_int64), ("vocab_size", c_int64), ("ids", c_void_p), ("values", c_void_p),
+        ("log_sums", c_void_p),
+    )  # fmt: skip
+
+
+class TopK(Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("stride", c_int64), ("num_logits", c_int64), ("vocab_size", c_int64), ("k", c_int64),
+        ("values", c_void_p), ("ids", c_void_p),
+    )  # fmt: skip
+
+
+class Filters(Structure):
+    _fields_ = (
+        ("top_p", c_double), ("typical_p", c_double), ("uniform", c_double), ("top_k", c_int64),
+        ("temperature", c_float),
+    )  # fmt: skip
+
+
+class Draw(Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("stride", c_int64), ("num_logits", c_int64), ("vocab_size", c_int64),
+        ("filters", POINTER(Filters)), ("ids", c_void_p),
+    )  # fmt: skip
+
+
 class Arguments(Union):
     _fields_ = (
         ("linear", Linear), ("embedding", Embedding), ("norm", Norm), ("rotary", Rotary), ("silu", Silu),
-        ("store_kv", StoreKV), ("attention", Attention),
+        ("store_kv", StoreKV), ("attention", Attention), ("most_likely", MostLikely), ("top_k", TopK), ("draw", Draw),
     )  # fmt: skip
 
 
 # Which member of `Arguments` an op's arguments are.
 MEMBERS = {
     Op.LINEAR: "linear", Op.EMBEDDING: "embedding", Op.RMS_NORM: "norm", Op.ADD_RMS_NORM: "norm", Op.ROTARY: "rotary",
-    Op.SILU_AND_MUL: "silu", Op.STORE_KV: "store_kv", Op.ATTENTION: "attention",
+    Op.SILU_AND_MUL: "silu", Op.STORE_KV: "store_kv", Op.ATTENTION: "attention", Op.MOST_LIKELY: "most_likely",
+    Op.TOP_K: "top_k", Op.DRAW: "draw",
 }  # fmt: skip
 
 

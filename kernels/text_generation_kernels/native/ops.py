@@ -8,18 +8,28 @@ bit whatever rows stand beside it and however many threads there are.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from text_generation_kernels.interface import KVCache, Ops, PackedWeight, StepMetadata
+from text_generation_kernels.interface import (
+    CaptureRefused,
+    Filters,
+    KVCache,
+    MostLikely,
+    Ops,
+    PackedWeight,
+    StepMetadata,
+)
 from text_generation_kernels.native import library as c
 from text_generation_kernels.native.library import Format, Ids, KernelError, Library, Op, Rows, Team
 from text_generation_kernels.native.weights import FORMATS, Panels, WeightMemory, pack
 
 LANES = 16
+# Fewer rows to choose tokens from are done before another thread has woken up.
+_ROWS_FOR_A_TEAM = 4
 _KV_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
@@ -65,6 +75,7 @@ class NativeCpuOps(Ops):
         if kv_dtype not in _KV_FORMATS:
             raise ValueError(f"keys and values cannot be kept in {_name(kv_dtype)} on the CPU; use float32 or bfloat16")
         self.team = Team(library, num_threads, instruction_set)
+        self._caller = Team(library, 1, instruction_set)  # the calling thread by itself
         self.kv_dtype = kv_dtype
         self.recorder: Recorder | None = None
         self._library = library
@@ -222,6 +233,52 @@ class NativeCpuOps(Ops):
         reads, ids = {"q": q}, step.block_tables
         self._run(Op.ATTENTION, arguments, self._step.struct, reads, {"out": out}, ids=ids, constants=(cache,))
         return out
+
+    def most_likely(self, logits: Tensor) -> MostLikely:
+        _check("most_likely", "logits", logits, torch.float32, (None, None))
+        num_rows, vocab_size = logits.shape
+        found = MostLikely(torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows), torch.empty(num_rows))
+        outputs = (found.ids.data_ptr(), found.values.data_ptr(), found.log_sums.data_ptr())
+        arguments = c.MostLikely(logits.data_ptr(), logits.stride(0), vocab_size, *outputs)
+        self._choose(Op.MOST_LIKELY, arguments, c.Step(num_tokens=num_rows))
+        return found
+
+    def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+        _check("top_k", "logits", logits, torch.float32, (None, None))
+        num_logits, vocab_size = logits.shape
+        values, ids = torch.empty(len(rows), k), torch.empty(len(rows), k, dtype=torch.int64)
+        arguments = c.TopK(
+            logits.data_ptr(), logits.stride(0), num_logits, vocab_size, k, values.data_ptr(), ids.data_ptr()
+        )
+        picked = (ctypes.c_int64 * len(rows))(*rows)
+        self._choose(Op.TOP_K, arguments, c.Step(num_tokens=len(rows), token_ids=ctypes.addressof(picked)))
+        return values, ids
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]
+    ) -> Tensor:
+        _check("draw", "logits", logits, torch.float32, (None, None))
+        if not len(rows) == len(filters) == len(uniforms):
+            raise KernelError(f"draw: {len(filters)} filters and {len(uniforms)} uniforms for {len(rows)} rows")
+        num_logits, vocab_size = logits.shape
+        ids = torch.empty(len(rows), dtype=torch.int64)
+        settings = (c.Filters * len(rows))()
+        for place, wanted, uniform in zip(settings, filters, uniforms, strict=True):
+            place.top_p, place.typical_p, place.uniform = wanted.top_p, wanted.typical_p, uniform
+            place.top_k, place.temperature = wanted.top_k, wanted.temperature
+        arguments = c.Draw(logits.data_ptr(), logits.stride(0), num_logits, vocab_size, settings, ids.data_ptr())
+        picked = (ctypes.c_int64 * len(rows))(*rows)
+        self._choose(Op.DRAW, arguments, c.Step(num_tokens=len(rows), token_ids=ctypes.addressof(picked)))
+        return ids
+
+    def _choose(self, op: Op, arguments: ctypes.Structure, step: c.Step) -> None:
+        if self.recorder is not None:
+            raise CaptureRefused(f"{op.name.lower()}: tokens are chosen between steps, not in one")
+        instruction = self._instruction
+        instruction.op, instruction.rows = op, Rows.TOKENS
+        setattr(instruction.arguments, c.MEMBERS[op], arguments)
+        team = self._caller if step.num_tokens < _ROWS_FOR_A_TEAM else self.team
+        team.run(instruction, 1, step)
 
     def _cache(self, op: str, cache: KVCache, num_kv_heads: int, head_dim: int) -> c.Cache:
         num_blocks = len(cache.k)

@@ -60,7 +60,7 @@ def apply_output_penalties(scores: Tensor, output: Tensor, presence_penalty: flo
     """
     counts = torch.zeros_like(scores)
     counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.float32))
-    scores -= presence_penalty * (counts > 0) + count_penalty * counts
+    scores[output] = scores[output] - (presence_penalty + count_penalty * counts[output])
 
 
 def apply_logit_bias(scores: Tensor, bias: Sequence[tuple[int, float]]) -> None:

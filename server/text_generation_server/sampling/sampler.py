@@ -1,7 +1,7 @@
 """One step's sampling: logits of mixed rows in, one token and its log-probability a row out.
 
 A row's result depends on its own logits, parameters, position and history only, to the last bit on the host, whatever
-rows stand beside it. Rows without penalties that take the most likely token cost one maximum for all of them together.
+rows stand beside it. Which steps a row needs is decided here; the ones over the whole vocabulary are ops.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from text_generation_server.sampling import choice, host_choice
+from text_generation_kernels.interface import Ops
 from text_generation_server.sampling.logprobs import TopTokens, token_logprobs, top_tokens
 from text_generation_server.sampling.noise import uniform
 from text_generation_server.sampling.parameters import SampleRow
@@ -34,15 +34,23 @@ class SampleResult:
     logprobs: Tensor  # [num_rows] float32 on the logits' device; of the model's own logits
     top: TopTokens | None  # on the host; None when no row asked
 
+    def select(self, rows: Sequence[int]) -> SampleResult:
+        """The results of some rows, in that order."""
+        places = torch.tensor(rows, dtype=torch.int64, device=self.token_ids.device)
+        top = None if self.top is None else self.top.select(rows)
+        return SampleResult(self.token_ids[places], self.logprobs[places], top)
+
 
 class Sampler:
     """Chooses tokens. Stateless: safe to share, and a step computed again gives the same tokens.
 
     Args:
+        ops: of the device that logits lie on.
         watermark: used by rows whose parameters ask for it.
     """
 
-    def __init__(self, watermark: Watermark | None = None) -> None:
+    def __init__(self, ops: Ops, watermark: Watermark | None = None) -> None:
+        self._ops = ops
         self._watermark = watermark or Watermark()
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampleResult:
@@ -56,35 +64,49 @@ class Sampler:
             logits: [num_rows, vocab_size] float32, contiguous, as the model made them; not changed.
             rows: one record a row of logits.
         """
-        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
-        scores = self._adjusted_scores(logits, rows, adjusted)
-
-        if any(row.parameters.is_greedy and not row.is_adjusted for row in rows):
-            token_ids = logits.max(dim=-1).indices  # the first of equal ones; not argmax, which is three times slower
-        if any(rows[index].parameters.is_greedy for index in adjusted):
-            token_ids[adjusted] = scores.max(dim=-1).indices
-        sampled = [index for index, row in enumerate(rows) if not row.parameters.is_greedy]
-        if sampled:
-            place = {index: place for place, index in enumerate(adjusted)}
-            choose = host_choice.choose if logits.device.type == "cpu" else choice.choose
-            token_ids[sampled] = choose(
-                [scores[place[index]] if index in place else logits[index] for index in sampled],
-                [rows[index].parameters for index in sampled],
-                [uniform(rows[index].parameters.seed, rows[index].position) for index in sampled],
-            )
-
+        best = self._ops.most_likely(logits)
+        token_ids = best.ids
+        as_they_are = [index for index, row in enumerate(rows) if not row.is_adjusted]
+        if any(not rows[index].parameters.is_greedy for index in as_they_are):
+            token_ids = token_ids.clone()
+            self._draw(token_ids, logits, rows, as_they_are, as_they_are)
+        if len(as_they_are) < len(rows):
+            adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
+            scores = self._adjusted_scores(logits, rows, adjusted)
+            token_ids = token_ids.clone()
+            if any(rows[index].parameters.is_greedy for index in adjusted):
+                token_ids[adjusted] = self._ops.most_likely(scores).ids
+            self._draw(token_ids, scores, rows, adjusted, range(len(adjusted)))
         wants_top = any(row.top_n_tokens > 0 for row in rows)
         return SampleResult(
             token_ids=token_ids,
-            logprobs=token_logprobs(logits, token_ids),
-            top=top_tokens(logits, [row.top_n_tokens for row in rows]) if wants_top else None,
+            logprobs=token_logprobs(logits, token_ids, best),
+            top=top_tokens(self._ops, logits, [row.top_n_tokens for row in rows], best) if wants_top else None,
         )
+
+    def _draw(
+        self,
+        token_ids: Tensor,
+        scores: Tensor,
+        rows: Sequence[SampleRow],
+        indices: Sequence[int],
+        places: Sequence[int],
+    ) -> None:
+        """Put tokens in place for those of the rows at `indices` that are not greedy; their scores are at `places`."""
+        drawn = [
+            (index, place) for index, place in zip(indices, places, strict=True) if not rows[index].parameters.is_greedy
+        ]
+        if drawn:
+            wanted = [rows[index] for index, _ in drawn]
+            token_ids[[index for index, _ in drawn]] = self._ops.draw(
+                scores,
+                [place for _, place in drawn],
+                [row.parameters for row in wanted],
+                [uniform(row.parameters.seed, row.position) for row in wanted],
+            )
 
     def _adjusted_scores(self, logits: Tensor, rows: Sequence[SampleRow], adjusted: Sequence[int]) -> Tensor:
         """Copies of the rows that something changes, changed: [len(adjusted), vocab_size] float32."""
-        if not adjusted:
-            return logits[:0]
         scores = logits[list(adjusted)]
         wanted = [rows[index].parameters for index in adjusted]
         histories = [_history(rows[index]) for index in adjusted]

@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from text_generation_server.sampling import token_logprobs, top_tokens
+from text_generation_kernels.cpu.ops import CpuOps
+from text_generation_server.sampling import TopTokens, logprobs
+
+OPS = CpuOps()
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    return logprobs.token_logprobs(logits, token_ids, OPS.most_likely(logits))
+
+
+def top_tokens(logits: Tensor, top_n: list[int]) -> TopTokens:
+    return logprobs.top_tokens(OPS, logits, top_n, OPS.most_likely(logits))
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 4.0) -> Tensor:

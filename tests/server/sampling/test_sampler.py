@@ -7,13 +7,24 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.kernels.implementations import library_or_skip
+from text_generation_kernels.cpu.ops import CpuOps
+from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_server.sampling import Sampler, SampleResult, SampleRow, SamplingParameters
 
 LARGEST_SEED = 2**64 - 1
+
+
+@pytest.fixture(params=["torch", "native"], scope="module")
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    if request.param == "torch":
+        return Sampler(CpuOps())
+    library = library_or_skip()
+    return Sampler(NativeCpuOps(library, 2, library.instruction_sets[0]))
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -44,7 +55,7 @@ parameters_of_any_kind = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wanted=st.lists(
         st.tuples(parameters_of_any_kind, st.integers(1, 60), st.sampled_from([0, 1, 5])), min_size=2, max_size=9
@@ -53,17 +64,16 @@ parameters_of_any_kind = st.builds(
     seed=st.integers(0, 1000),
 )
 def test_a_row_gets_the_same_bits_alone_and_in_any_batch(
-    wanted: list[tuple[SamplingParameters, int, int]], vocab_size: int, seed: int
+    sampler: Sampler, wanted: list[tuple[SamplingParameters, int, int]], vocab_size: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = [
         SampleRow(p, length, torch.randint(vocab_size, (length,), generator=generator), n) for p, length, n in wanted
     ]
-    check_alone_and_in_batches(random_logits(len(rows), vocab_size, seed), rows)
+    check_alone_and_in_batches(sampler, random_logits(len(rows), vocab_size, seed), rows)
 
 
-def check_alone_and_in_batches(logits: Tensor, rows: list[SampleRow]) -> None:
-    sampler = Sampler()
+def check_alone_and_in_batches(sampler: Sampler, logits: Tensor, rows: list[SampleRow]) -> None:
     untouched = logits.clone()
     together = rows_of(sampler.sample(logits, rows), len(rows))
     assert torch.equal(logits, untouched)
@@ -84,7 +94,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("vocab_size", [49152, 50257])  # torch splits more than 32,768 elements over threads
-def test_threads_do_not_make_a_row_depend_on_its_neighbours(vocab_size: int) -> None:
+def test_threads_do_not_make_a_row_depend_on_its_neighbours(sampler: Sampler, vocab_size: int) -> None:
     history = torch.arange(300) * 7
     kinds = [
         SamplingParameters(),
@@ -95,43 +105,43 @@ def test_threads_do_not_make_a_row_depend_on_its_neighbours(vocab_size: int) -> 
         SamplingParameters(watermark=True),
     ]
     rows = [SampleRow(parameters, 300, history, 3) for parameters in kinds]
-    check_alone_and_in_batches(random_logits(len(rows), vocab_size), rows)
+    check_alone_and_in_batches(sampler, random_logits(len(rows), vocab_size), rows)
 
 
-def test_frequencies_over_positions_are_the_softmax() -> None:
+def test_frequencies_over_positions_are_the_softmax(sampler: Sampler) -> None:
     logits = random_logits(1, 12, seed=4) / 2
     count = 6000
     parameters = SamplingParameters(do_sample=True, temperature=1.3, seed=LARGEST_SEED)
-    result = Sampler().sample(logits.expand(count, -1).contiguous(), [SampleRow(parameters, i) for i in range(count)])
+    result = sampler.sample(logits.expand(count, -1).contiguous(), [SampleRow(parameters, i) for i in range(count)])
     observed = torch.bincount(result.token_ids, minlength=12).double()
     expected = (logits[0].double() / 1.3).softmax(-1) * count
     assert expected.min() > 5
     assert float(((observed - expected) ** 2 / expected).sum()) < 31.3  # the 99.9 % point for 11 degrees of freedom
 
 
-def test_the_best_of_equal_tokens_is_the_first() -> None:
+def test_the_best_of_equal_tokens_is_the_first(sampler: Sampler) -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0]])
-    assert Sampler().sample(logits, [SampleRow(SamplingParameters(), 0)] * 2).token_ids.tolist() == [1, 0]
+    assert sampler.sample(logits, [SampleRow(SamplingParameters(), 0)] * 2).token_ids.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-6, 1e-38])
-def test_a_tiny_temperature_gives_the_greedy_token_and_finite_logprobs(temperature: float) -> None:
+def test_a_tiny_temperature_gives_the_greedy_token_and_finite_logprobs(sampler: Sampler, temperature: float) -> None:
     """G14."""
     logits = random_logits(20, 500)
     parameters = SamplingParameters(do_sample=True, temperature=temperature, top_p=0.5, top_k=7, seed=1)
-    result = Sampler().sample(logits, [SampleRow(parameters, i, None, 3) for i in range(20)])
+    result = sampler.sample(logits, [SampleRow(parameters, i, None, 3) for i in range(20)])
     assert torch.equal(result.token_ids, logits.argmax(-1))
     assert result.logprobs.isfinite().all()
 
 
-def test_logprobs_are_the_models_own_however_the_token_was_chosen() -> None:
+def test_logprobs_are_the_models_own_however_the_token_was_chosen(sampler: Sampler) -> None:
     """G14: filters leave one token, whose reported probability is not 1 for that; the top tokens are the model's."""
     logits = random_logits(30, 500)
     history = torch.arange(100)
     parameters = SamplingParameters(
         do_sample=True, temperature=0.4, top_k=1, top_p=0.5, repetition_penalty=1.5, watermark=True, seed=1
     )
-    result = Sampler().sample(logits, [SampleRow(parameters, 100, history, 3)] * 30)
+    result = sampler.sample(logits, [SampleRow(parameters, 100, history, 3)] * 30)
     expected = logits.double().log_softmax(-1)
     torch.testing.assert_close(
         result.logprobs.double(), expected.gather(-1, result.token_ids[:, None])[:, 0], rtol=1e-6, atol=1e-6
@@ -143,7 +153,7 @@ def test_logprobs_are_the_models_own_however_the_token_was_chosen() -> None:
     assert (result.logprobs < -1e-4).all()
 
 
-def test_penalties_are_private_neutral_at_their_neutral_value_and_act_in_greedy_mode() -> None:
+def test_penalties_are_private_neutral_at_their_neutral_value_and_act_in_greedy_mode(sampler: Sampler) -> None:
     """G15."""
     logits = torch.tensor([[4.0, 3.9, 1.0, -1.0]] * 4)
     history = torch.tensor([0, 2, 0, 0])
@@ -153,44 +163,44 @@ def test_penalties_are_private_neutral_at_their_neutral_value_and_act_in_greedy_
         SampleRow(SamplingParameters(repetition_penalty=1.0), 4, history),
         SampleRow(SamplingParameters(repetition_penalty=1.5), 4, history),
     ]
-    assert Sampler().sample(logits, rows).token_ids.tolist() == [0, 1, 0, 1]
+    assert sampler.sample(logits, rows).token_ids.tolist() == [0, 1, 0, 1]
 
 
-def test_neutral_values_change_nothing_to_the_bit() -> None:
+def test_neutral_values_change_nothing_to_the_bit(sampler: Sampler) -> None:
     """G15: spelled out or left out, with a history or without, a sampled row gets the same."""
     logits = random_logits(40, 1000)
     plain = SamplingParameters(do_sample=True, temperature=1.0, seed=9)
     with_history = [SampleRow(plain, i, torch.arange(i)) for i in range(40)]
     bare = [SampleRow(plain, i) for i in range(40)]
-    assert rows_of(Sampler().sample(logits, with_history), 40) == rows_of(Sampler().sample(logits, bare), 40)
+    assert rows_of(sampler.sample(logits, with_history), 40) == rows_of(sampler.sample(logits, bare), 40)
 
 
-def test_a_seed_means_the_same_at_any_place_in_any_step() -> None:
+def test_a_seed_means_the_same_at_any_place_in_any_step(sampler: Sampler) -> None:
     """G16: 64 positions drawn one by one, and drawn all at once in reverse order."""
     logits = random_logits(64, 300)
     for seed in (42, LARGEST_SEED):
         rows = [SampleRow(SamplingParameters(do_sample=True, seed=seed), position) for position in range(64)]
-        one_by_one = [int(Sampler().sample(logits[i : i + 1], rows[i : i + 1]).token_ids) for i in range(64)]
-        backwards = Sampler().sample(logits.flip(0), rows[::-1]).token_ids.flip(0)
+        one_by_one = [int(sampler.sample(logits[i : i + 1], rows[i : i + 1]).token_ids) for i in range(64)]
+        backwards = sampler.sample(logits.flip(0), rows[::-1]).token_ids.flip(0)
         assert backwards.tolist() == one_by_one
-    other = Sampler().sample(logits, [SampleRow(SamplingParameters(do_sample=True, seed=43), i) for i in range(64)])
+    other = sampler.sample(logits, [SampleRow(SamplingParameters(do_sample=True, seed=43), i) for i in range(64)])
     assert other.token_ids.tolist() != one_by_one
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"typical_p": 0.9}])
-def test_a_row_of_nan_shows_and_leaves_its_neighbours_alone(filters: dict[str, float]) -> None:
+def test_a_row_of_nan_shows_and_leaves_its_neighbours_alone(sampler: Sampler, filters: dict[str, float]) -> None:
     logits = random_logits(3, 100)
     rows = [SampleRow(SamplingParameters(do_sample=True, seed=1, **filters), 5, None, 1)] * 3  # type: ignore[arg-type]
-    sound = Sampler().sample(logits, rows)
+    sound = sampler.sample(logits, rows)
     broken_logits = logits.clone()
     broken_logits[1] = math.nan
-    broken = Sampler().sample(broken_logits, rows)
+    broken = sampler.sample(broken_logits, rows)
     assert broken.token_ids[[0, 2]].tolist() == sound.token_ids[[0, 2]].tolist()
     assert 0 <= int(broken.token_ids[1]) < 100
     assert math.isnan(float(broken.logprobs[1]))
 
 
-def test_no_rows_give_no_tokens() -> None:
-    result = Sampler().sample(torch.empty(0, 100), [])
+def test_no_rows_give_no_tokens(sampler: Sampler) -> None:
+    result = sampler.sample(torch.empty(0, 100), [])
     assert result.token_ids.shape == result.logprobs.shape == (0,)
     assert result.top is None

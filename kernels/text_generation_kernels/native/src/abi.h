@@ -22,7 +22,9 @@ enum TgkOp : int32_t {
   TGK_SILU_AND_MUL = 5,
   TGK_STORE_KV = 6,
   TGK_ATTENTION = 7,
-  TGK_NUM_OPS = 8,
+  TGK_MOST_LIKELY = 8,
+  TGK_TOP_K = 9,
+  TGK_DRAW = 10,
 };
 
 // Which count of the step an instruction's rows are.
@@ -124,6 +126,44 @@ struct TgkAttention {
   float scale;
 };
 
+// The rest choose tokens. They are run by themselves, not in a list of instructions.
+struct TgkMostLikely {
+  const float* logits;  // [rows, vocab_size]
+  int64_t stride;
+  int64_t vocab_size;
+  int64_t* ids;     // [rows]
+  float* values;    // [rows]
+  float* log_sums;  // [rows]
+};
+
+// Rows of `logits` are picked by the step's token_ids here and below.
+struct TgkTopK {
+  const float* logits;  // [num_logits, vocab_size]
+  int64_t stride;
+  int64_t num_logits;
+  int64_t vocab_size;
+  int64_t k;
+  float* values;  // [rows, k]
+  int64_t* ids;   // [rows, k]
+};
+
+struct TgkFilters {
+  double top_p;      // 1: off
+  double typical_p;  // 1: off
+  double uniform;    // in [0, 1)
+  int64_t top_k;     // 0: off
+  float temperature;
+};
+
+struct TgkDraw {
+  const float* logits;  // [num_logits, vocab_size]
+  int64_t stride;
+  int64_t num_logits;
+  int64_t vocab_size;
+  const TgkFilters* filters;  // [rows]
+  int64_t* ids;               // [rows]
+};
+
 struct TgkInstruction {
   int32_t op;    // TgkOp
   int32_t rows;  // TgkRows
@@ -135,6 +175,9 @@ struct TgkInstruction {
     TgkSilu silu;
     TgkStoreKV store_kv;
     TgkAttention attention;
+    TgkMostLikely most_likely;
+    TgkTopK top_k;
+    TgkDraw draw;
   };
 };
 

@@ -5,12 +5,25 @@
 #include "kernels.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 
 namespace tgk {
 namespace TGK_ISA {
 
 static const int64_t* ids_of(const TgkEmbedding& a, const TgkStep& step) {
   return a.ids == TGK_TOKEN_IDS ? step.token_ids : a.ids == TGK_POSITIONS ? step.positions : step.sampled;
+}
+
+static int64_t scratch_bytes(const TgkInstruction& instruction) {
+  switch (instruction.op) {
+    case TGK_ATTENTION:
+      return attention_scratch_bytes(instruction.attention);
+    case TGK_TOP_K:
+      return top_k_scratch_bytes(instruction.top_k);
+    case TGK_DRAW:
+      return DrawScratch::bytes(instruction.draw.vocab_size);
+  }
+  return 0;
 }
 
 static void run(const TgkInstruction& instruction, const TgkStep& step, Team& team, int thread) {
@@ -32,6 +45,12 @@ static void run(const TgkInstruction& instruction, const TgkStep& step, Team& te
       return store_kv(instruction.store_kv, step.slot_mapping, rows);
     case TGK_ATTENTION:
       return attention(instruction.attention, step, team, thread);
+    case TGK_MOST_LIKELY:
+      return most_likely(instruction.most_likely, rows);
+    case TGK_TOP_K:
+      return top_k(instruction.top_k, step.token_ids, rows, team.scratch(thread, 0));
+    case TGK_DRAW:
+      return draw(instruction.draw, step.token_ids, rows, team.scratch(thread, 0));
   }
 }
 
@@ -39,4 +58,4 @@ static void run(const TgkInstruction& instruction, const TgkStep& step, Team& te
 }  // namespace tgk
 
 #define TGK_KERNELS(name, runs_here) \
-  {name, runs_here, TGK_ISA::run, TGK_ISA::attention_scratch_bytes, TGK_ISA::attention_shared_bytes}
+  {name, runs_here, TGK_ISA::run, TGK_ISA::scratch_bytes, TGK_ISA::attention_shared_bytes}

@@ -58,6 +58,22 @@ int32_t check_attention(const TgkAttention& a, const TgkStep& step) {
   return 0;
 }
 
+int32_t check_vocabulary(const char* op, int64_t vocab_size) {
+  return vocab_size > 0 ? 0 : fail("%s: a vocabulary of %lld", op, (Long)vocab_size);
+}
+
+int32_t check_top_k(const TgkTopK& a, int64_t rows, const TgkStep& step) {
+  if (a.k < 1 || a.k > a.vocab_size) return fail("top_k: the %lld best of %lld", (Long)a.k, (Long)a.vocab_size);
+  return check_ids("top_k", step.token_ids, rows, a.num_logits);
+}
+
+int32_t check_draw(const TgkDraw& a, int64_t rows, const TgkStep& step) {
+  if (check_vocabulary("draw", a.vocab_size)) return -1;
+  for (int64_t i = 0; i < rows; i++)
+    if (!(a.filters[i].temperature > 0)) return fail("draw: row %lld has no temperature above 0", (Long)i);
+  return check_ids("draw", step.token_ids, rows, a.num_logits);
+}
+
 }  // namespace
 
 int32_t check(const TgkInstruction& instruction, const TgkStep& step) {
@@ -76,6 +92,12 @@ int32_t check(const TgkInstruction& instruction, const TgkStep& step) {
       return check_store(instruction.store_kv, step);
     case TGK_ATTENTION:
       return check_attention(instruction.attention, step);
+    case TGK_MOST_LIKELY:
+      return check_vocabulary("most_likely", instruction.most_likely.vocab_size);
+    case TGK_TOP_K:
+      return check_top_k(instruction.top_k, rows, step);
+    case TGK_DRAW:
+      return check_draw(instruction.draw, rows, step);
   }
   return fail("op %d is unknown", instruction.op);
 }

@@ -11,8 +11,8 @@ struct Kernels {
   bool (*runs_here)();
   // This thread's share of one instruction.
   void (*run)(const TgkInstruction& instruction, const TgkStep& step, Team& team, int thread);
-  // Memory that an attention needs: for each thread, and for all together.
-  int64_t (*attention_scratch_bytes)(const TgkAttention& a);
+  // Memory that an instruction needs for each thread, and an attention for all together.
+  int64_t (*scratch_bytes)(const TgkInstruction& instruction);
   int64_t (*attention_shared_bytes)(const TgkAttention& a, const TgkStep& step, int num_threads);
 };
 

@@ -54,11 +54,11 @@ int32_t prepare(const Program& program) {
     const TgkInstruction& instruction = program.instructions[index];
     // The layers of a model ask the same of the step: what has been checked need not be checked again.
     if (check(instruction, program.step)) return -1;
+    const int64_t own = program.team.kernels.scratch_bytes(instruction);
+    own_bytes = own > own_bytes ? own : own_bytes;
     if (instruction.op != TGK_ATTENTION) continue;
-    const int64_t own = program.team.kernels.attention_scratch_bytes(instruction.attention);
     const int64_t shared =
         program.team.kernels.attention_shared_bytes(instruction.attention, program.step, num_threads);
-    own_bytes = own > own_bytes ? own : own_bytes;
     shared_bytes = shared > shared_bytes ? shared : shared_bytes;
   }
   for (int thread = 0; thread <= num_threads; thread++) {

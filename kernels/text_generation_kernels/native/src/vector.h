@@ -59,6 +59,13 @@ TGK_INLINE Vec load_bf16(const void* p) {
 }
 TGK_INLINE Vec load_f16(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 TGK_INLINE Vec load_i8(const void* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+// Lanes where a > b, and those where a < b does not hold, as bits.
+TGK_INLINE uint32_t lanes_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+TGK_INLINE uint32_t lanes_not_below(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ); }
+// `a` where x >= limit, else 0.
+TGK_INLINE Vec zero_where_below(Vec a, Vec x, Vec limit) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), a.v)};
+}
 TGK_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(__AVX2__)
@@ -128,6 +135,18 @@ TGK_INLINE Vec load_f16(const void* p) {
 TGK_INLINE Vec load_i8(const void* p) {
   const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+// Lanes where a > b, and those where a < b does not hold, as bits.
+TGK_INLINE uint32_t bits_of(__m256 lo, __m256 hi) { return (uint32_t)_mm256_movemask_ps(lo) | (uint32_t)_mm256_movemask_ps(hi) << 8; }
+TGK_INLINE uint32_t lanes_above(Vec a, Vec b) {
+  return bits_of(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+}
+TGK_INLINE uint32_t lanes_not_below(Vec a, Vec b) {
+  return bits_of(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ));
+}
+// `a` where x >= limit, else 0.
+TGK_INLINE Vec zero_where_below(Vec a, Vec x, Vec limit) {
+  return {_mm256_and_ps(a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ)), _mm256_and_ps(a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ))};
 }
 TGK_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
@@ -200,6 +219,27 @@ TGK_INLINE Vec load_i8(const void* p) {
   const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))};
+}
+// Lanes where a > b, and those where a < b does not hold, as bits.
+TGK_INLINE uint32_t bits_of(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4_t d) {
+  static const uint32_t kBits[4] = {1, 2, 4, 8};
+  const uint32x4_t bits = vld1q_u32(kBits);
+  return vaddvq_u32(vandq_u32(a, bits)) | vaddvq_u32(vandq_u32(b, bits)) << 4 | vaddvq_u32(vandq_u32(c, bits)) << 8 |
+         vaddvq_u32(vandq_u32(d, bits)) << 12;
+}
+TGK_INLINE uint32_t lanes_above(Vec x, Vec y) {
+  return bits_of(vcgtq_f32(x.a, y.a), vcgtq_f32(x.b, y.b), vcgtq_f32(x.c, y.c), vcgtq_f32(x.d, y.d));
+}
+TGK_INLINE uint32_t lanes_not_below(Vec x, Vec y) {
+  return 0xffffu & ~bits_of(vcltq_f32(x.a, y.a), vcltq_f32(x.b, y.b), vcltq_f32(x.c, y.c), vcltq_f32(x.d, y.d));
+}
+TGK_INLINE float32x4_t where4(float32x4_t a, uint32x4_t mask) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), mask));
+}
+// `a` where x >= limit, else 0.
+TGK_INLINE Vec zero_where_below(Vec a, Vec x, Vec limit) {
+  return {where4(a.a, vcgeq_f32(x.a, limit.a)), where4(a.b, vcgeq_f32(x.b, limit.b)),
+          where4(a.c, vcgeq_f32(x.c, limit.c)), where4(a.d, vcgeq_f32(x.d, limit.d))};
 }
 TGK_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 

@@ -1,13 +1,6 @@
-"""Temperature, filters and the choice of a token, as tensor operations over all rows at once; works on every device.
+"""The ops that choose tokens, as tensor operations over all rows at once: for any device, and never waiting for it.
 
-Needs one full sort of each filtered row and never waits for the device. The host has a faster way to the same tokens,
-in `host_choice`; the two are tested against each other.
-
-The filters act in this order, each on what the one before has left, renormalized:
-  top_k      keeps the k best tokens, and those that tie with the k-th
-  top_p      drops from the tail (ties: higher ids first) while the tail's mass is at most 1 - p; the best token stays
-  typical_p  keeps the tokens whose surprise is nearest to the entropy until their mass reaches p (arXiv:2202.00666)
-The choice inverts the cumulative distribution of the survivors, in the order of their ids.
+`draw` needs one full sort of each filtered row. The CPU has faster ways, in `cpu/drawing` and in the native library.
 """
 
 from __future__ import annotations
@@ -17,30 +10,46 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from text_generation_server.sampling.parameters import SamplingParameters
+from text_generation_kernels.interface import Filters, MostLikely
 
 OFF = 2.0  # a mass that no cumulative sum reaches, whatever its rounding
 LOWEST_LOGPROB = -1e30  # stands for -inf where 0 * -inf must be 0
+MAX_TABLE_ELEMENTS = 2**20  # of log-probabilities held at once: 4 MB, about a core's cache
 
 
-def choose(rows: Sequence[Tensor], parameters: Sequence[SamplingParameters], uniforms: Sequence[float]) -> Tensor:
-    """Sample one token a row.
+def most_likely(logits: Tensor) -> MostLikely:
+    """`Ops.most_likely`, holding the log-probabilities of a few rows at a time.
 
-    Args:
-        rows: at least one, each [vocab_size] float32 logits after penalties and masks; not changed.
-        parameters: one a row, none of them greedy.
-        uniforms: one a row, in [0, 1).
-    Returns: [num_rows] int64 on the rows' device.
+    They come from torch's row-wise log_softmax, whose result for a row does not depend on how many there are; its sum
+    in another form (`logsumexp`, `sum`) is split over threads in a way that does.
     """
-    scores = torch.stack(list(rows))
-    temperature = torch.tensor([p.temperature for p in parameters], dtype=torch.float32).to(scores.device)
+    num_rows, vocab_size = logits.shape
+    values, ids = logits.max(dim=-1)  # the first of equal ones; not argmax, which is three times slower
+    rows_at_once = max(1, MAX_TABLE_ELEMENTS // vocab_size)
+    log_sums = torch.empty_like(values)
+    for start in range(0, num_rows, rows_at_once):
+        part = slice(start, start + rows_at_once)
+        log_sums[part] = -torch.log_softmax(logits[part], dim=-1).gather(-1, ids[part, None])[:, 0]
+    return MostLikely(ids, values, log_sums)
+
+
+def top_k(logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+    """`Ops.top_k`."""
+    best = torch.topk(logits[list(rows)], k, dim=-1)
+    return best.values, best.indices
+
+
+def draw(logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]) -> Tensor:
+    """`Ops.draw`."""
+    scores = logits[list(rows)]
+    temperature = torch.tensor([f.temperature for f in filters], dtype=torch.float32).to(scores.device)
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature[:, None]
-    if any(p.top_k > 0 or p.top_p < 1.0 or p.typical_p < 1.0 for p in parameters):
-        scores = scores.masked_fill(~surviving(scores, parameters), -torch.inf)
+    if any(f.top_k > 0 or f.top_p < 1.0 or f.typical_p < 1.0 for f in filters):
+        scores = scores.masked_fill(~surviving(scores, filters), -torch.inf)
     return invert(torch.softmax(scores, dim=-1), uniforms)
 
 
-def surviving(scores: Tensor, parameters: Sequence[SamplingParameters]) -> Tensor:
+def surviving(scores: Tensor, filters: Sequence[Filters]) -> Tensor:
     """Which tokens the filters leave.
 
     Args:
@@ -48,9 +57,9 @@ def surviving(scores: Tensor, parameters: Sequence[SamplingParameters]) -> Tenso
     Returns: [num_rows, vocab_size] bool.
     """
     device, vocab_size = scores.device, scores.shape[-1]
-    top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in parameters]).to(device)
-    top_p = torch.tensor([p.top_p if p.top_p < 1.0 else OFF for p in parameters], dtype=_wide(scores)).to(device)
-    typical_p = torch.tensor([p.typical_p if p.typical_p < 1.0 else OFF for p in parameters], dtype=_wide(scores))
+    top_k = torch.tensor([min(f.top_k or vocab_size, vocab_size) for f in filters]).to(device)
+    top_p = torch.tensor([f.top_p if f.top_p < 1.0 else OFF for f in filters], dtype=_wide(scores)).to(device)
+    typical_p = torch.tensor([f.typical_p if f.typical_p < 1.0 else OFF for f in filters], dtype=_wide(scores))
     typical_p = typical_p.to(device)
 
     ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
@@ -58,7 +67,7 @@ def surviving(scores: Tensor, parameters: Sequence[SamplingParameters]) -> Tenso
     keep = ordered >= kth
     mass_before = _cumulative(torch.softmax(ordered.masked_fill(~keep, -torch.inf), dim=-1), exclusive=True)
     keep &= mass_before < top_p[:, None]
-    if any(p.typical_p < 1.0 for p in parameters):
+    if any(f.typical_p < 1.0 for f in filters):
         logprobs = torch.log_softmax(ordered.masked_fill(~keep, -torch.inf), dim=-1)
         probs = logprobs.exp()
         entropy = -(probs * logprobs.clamp(min=LOWEST_LOGPROB)).sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Temperature, filters and the choice of a token on the host: what `choice` does, by selection instead of sorting.
+"""`Ops.draw` without the native kernels: temperature, filters and the choice of a token, by selection, not by sorting.
 
 Rows are worked on one at a time, so that a row's result cannot depend on its neighbours, and in numpy, whose calls are
 cheap and run in the calling thread: waking torch's threads some ten times a row gains nothing, and stalls on a busy
@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from text_generation_server.sampling.choice import LOWEST_LOGPROB
-from text_generation_server.sampling.parameters import SamplingParameters
+from text_generation_kernels.interface import Filters
+from text_generation_kernels.sampling import LOWEST_LOGPROB
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -29,35 +29,36 @@ BUCKET_SHIFT = 19  # keys are told apart by 12 of their 31 bits first: sixteen b
 BLOCK = 256  # tokens whose probabilities are added up before the cumulative sum: 0.01 ms a row instead of 0.14
 
 
-def choose(rows: Sequence[Tensor], parameters: Sequence[SamplingParameters], uniforms: Sequence[float]) -> Tensor:
-    """Sample one token a row. Arguments and result as of `choice.choose`, on the host."""
-    chosen = [_choose_one(row.numpy(), p, u) for row, p, u in zip(rows, parameters, uniforms, strict=True)]
-    return torch.tensor(chosen, dtype=torch.int64)
+def draw(logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]) -> Tensor:
+    """`Ops.draw`."""
+    table: Floats = logits.numpy()
+    drawn = [_draw_one(table[row], f, uniform) for row, f, uniform in zip(rows, filters, uniforms, strict=True)]
+    return torch.tensor(drawn, dtype=torch.int64)
 
 
-def surviving(scores: Floats, parameters: SamplingParameters) -> tuple[Ids | None, Floats]:
+def surviving(scores: Floats, filters: Filters) -> tuple[Ids | None, Floats]:
     """Ids that the filters leave, ascending, or None for all of them; and their probabilities, up to a common factor.
 
     Args:
         scores: [vocab_size] logits divided by the temperature, the largest of them 0.
     """
     ids: Ids | None = None
-    if 0 < parameters.top_k < len(scores):
-        kth = np.partition(scores, len(scores) - parameters.top_k)[len(scores) - parameters.top_k]
+    if 0 < filters.top_k < len(scores):
+        kth = np.partition(scores, len(scores) - filters.top_k)[len(scores) - filters.top_k]
         ids = np.flatnonzero(~(scores < kth))
         scores = scores[ids]
     probs = _softmax(scores)
-    if parameters.top_p < 1.0:
+    if filters.top_p < 1.0:
         # Tokens below this bound add up to less than half of what top_p drops: they go first, and cheaply.
-        head = np.flatnonzero(~(probs < 0.5 * (1.0 - parameters.top_p) / len(probs)))
-        kept = head[_smallest_set(np.abs(scores[head]), probs[head], parameters.top_p, with_ties=False)]
+        head = np.flatnonzero(~(probs < 0.5 * (1.0 - filters.top_p) / len(probs)))
+        kept = head[_smallest_set(np.abs(scores[head]), probs[head], filters.top_p, with_ties=False)]
         ids = kept if ids is None else ids[kept]
         scores, probs = scores[kept], probs[kept]
-    if parameters.typical_p < 1.0:
+    if filters.typical_p < 1.0:
         logprobs = np.maximum(torch.log_softmax(torch.from_numpy(scores), dim=-1).numpy(), np.float32(LOWEST_LOGPROB))
         probs = np.exp(logprobs)
         entropy = -(probs * logprobs).sum()
-        kept = _smallest_set(np.abs(-logprobs - entropy), probs, parameters.typical_p, with_ties=True)
+        kept = _smallest_set(np.abs(-logprobs - entropy), probs, filters.typical_p, with_ties=True)
         ids = kept if ids is None else ids[kept]
         probs = probs[kept]
     return ids, probs
@@ -77,10 +78,10 @@ def invert(probs: Floats, uniform: float) -> int:
     return block * BLOCK + _first_above(within, target - block_ends[block - 1] if block else target)
 
 
-def _choose_one(logits: Floats, parameters: SamplingParameters, uniform: float) -> int:
+def _draw_one(logits: Floats, filters: Filters, uniform: float) -> int:
     with np.errstate(over="ignore", invalid="ignore"):  # to -inf, which is what a far smaller logit means here
-        scores = (logits - logits.max()) / np.float32(parameters.temperature)
-    ids, probs = surviving(scores, parameters)
+        scores = (logits - logits.max()) / np.float32(filters.temperature)
+    ids, probs = surviving(scores, filters)
     index = invert(probs, uniform)
     return index if ids is None else int(ids[index])
 
