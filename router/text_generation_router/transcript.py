@@ -19,6 +19,13 @@ class Token:
     text: str
     logprob: float
     special: bool
+    # Of a special token: so much of `text` comes before its own, for characters that it cut short.
+    num_cut_short: int = 0
+
+    @property
+    def shown(self) -> str:
+        """What it adds to the generated text."""
+        return self.text[: self.num_cut_short] if self.special else self.text
 
 
 class Transcript:
@@ -62,7 +69,7 @@ class Transcript:
         held = self._detokenizer.flush()
         if special:
             self._texts.append(held)
-            return Token(event.token_id, held + text, event.logprob, True)
+            return Token(event.token_id, held + text, event.logprob, True, len(held))
         stopped = reason is FinishReason.STOP_SEQUENCE
         self._texts.append(text[: len(text) - num_after] if stopped else text + held)
         return Token(event.token_id, text + held, event.logprob, False)

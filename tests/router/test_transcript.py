@@ -126,6 +126,7 @@ def test_an_unfinished_character_at_the_end_is_given_out_with_the_last_token() -
 def test_an_unfinished_character_before_eos_is_given_out_with_eos() -> None:
     tokens, transcript = write([PACKAGE.token_to_id("ð") or 0, EOS], last=FinishReason.EOS_TOKEN)
     assert [token.text for token in tokens] == ["", "\ufffd</s>"]
+    assert [token.shown for token in tokens] == ["", "\ufffd"]
     assert transcript.generated_text() == "\ufffd"
 
 

@@ -152,7 +152,7 @@ class CompletionLogprobs:
         self._clear()
 
     def add_token(self, token: Token, top_tokens: Sequence[Token]) -> None:
-        self.add(token.text, token.logprob, 0 if token.special else len(token.text), (*top_tokens, token))
+        self.add(token.text, token.logprob, len(token.shown), (*top_tokens, token))
 
     def add(self, text: str, logprob: float | None, num_shown: int, top_tokens: Sequence[Token]) -> None:
         """

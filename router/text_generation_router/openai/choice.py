@@ -25,7 +25,12 @@ class Choice:
 
     def text(self, token: Token, *, last: bool) -> str:
         """What a token adds to the text that is shown."""
-        return self._visible.push(token.text, special=token.special, last=last)
+        if not token.special:
+            return self._visible.push(token.text, special=False, last=last)
+        shown = self._visible.push(token.shown, special=False, last=False)
+        if self._visible.found_stop:
+            return shown
+        return shown + self._visible.push(token.text[len(token.shown) :], special=True, last=last)
 
     def parts(self, token: Token, *, last: bool) -> list[Part]:
         """What a token adds to the answer."""
