@@ -16,10 +16,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from tests.integration.fuzzing import SERVER_LIMITS
 from tests.integration.offline import Offline
-from tests.support.checkpoints import EOS_ID, make_checkpoint
-from tests.support.servers import Server, serving
+from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, make_checkpoint
+from tests.support.servers import SHORT_ANSWERS, Server, serving
 from tests.support.witness import Witness
 
 
@@ -100,6 +99,8 @@ def small_cache(llama: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def short_answers(llama: Path) -> Iterator[Server]:
-    with serving_quietly("--model-id", str(llama), *SERVER_LIMITS) as server:
+def short_answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """All ids are about as likely, and three special ones end an answer."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("flat"), seed=11, scale=0.4, eos_token_id=[BOS_ID, EOS_ID, PAD_ID])
+    with serving_quietly("--model-id", str(folder), *SHORT_ANSWERS) as server:
         yield server

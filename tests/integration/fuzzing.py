@@ -34,14 +34,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.support.checkpoints import make_checkpoint
-from tests.support.servers import Server, serving
+from tests.support.servers import SHORT_ANSWERS, Server, serving
 
-# Answers stay short, and asking for many choices finds the server full, which is an answer too.
-SERVER_LIMITS = (
-    *("--max-total-tokens", "48"),
-    *("--max-input-tokens", "40"),
-    *("--max-concurrent-requests", "16"),
-)
 # No answer takes a tenth of it, even on a machine that does something else as well.
 TIME_LIMIT_S = 30.0
 
@@ -178,7 +172,7 @@ class _Asking:
 
 @contextmanager
 def tiny_server(folder: Path) -> Iterator[Server]:
-    with serving("--model-id", str(make_checkpoint(folder, seed=11)), *SERVER_LIMITS) as server:
+    with serving("--model-id", str(make_checkpoint(folder, seed=11)), *SHORT_ANSWERS) as server:
         yield server
 
 

@@ -22,6 +22,12 @@ START_TIMEOUT_S = 120.0
 # Answers are compared with transformers to 1e-4, which keys and values in bfloat16 are too coarse for.
 _ENVIRON = {"OMP_NUM_THREADS": "1", "KV_CACHE_DTYPE": "float32"}
 STOP_TIMEOUT_S = 30.0
+# Options under which answers stay short, and one request for many choices finds the server full.
+SHORT_ANSWERS = (
+    *("--max-total-tokens", "48"),
+    *("--max-input-tokens", "40"),
+    *("--max-concurrent-requests", "16"),
+)
 
 
 def free_port() -> int:
