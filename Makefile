@@ -49,6 +49,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
+# Thousands of mixed requests; fails if memory, blocks or speed get lost on the way.
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
+
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
 	    --grpc_python_out=$(PROTO_OUT) proto/text_generation_proto/generate.proto
