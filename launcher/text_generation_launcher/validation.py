@@ -33,13 +33,14 @@ def check_shards(num_shards: int, serve: ServeSettings) -> None:
 
 
 def check_model_path(model_id: str) -> None:
-    """Raise LauncherError if `model_id` can only be a local path and nothing useful is there."""
+    """Raise LauncherError if `model_id` can only be a local path and nothing is there.
+
+    What a folder lacks is said by the download step, which knows every kind of folder.
+    """
     path = Path(model_id).expanduser()
     if not path.exists():
         if model_id.startswith(("/", "./", "../", "~")) or model_id.endswith(".gguf"):
             raise invalid(f"{model_id} does not exist; give --model-id a folder, a .gguf file or a hub id")
-    elif path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-        raise invalid(f"{model_id} has no config.json; give --model-id a folder that holds a model")
     elif path.is_file() and path.suffix != ".gguf":
         raise invalid(f"{model_id} is a file; give --model-id a folder, a .gguf file or a hub id")
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.conftest import serving_quietly
 from tests.support.asking import ask, client_of, prompt_of, stream
+from tests.support.checkpoints import make_checkpoint
 from tests.support.servers import Server, serving, start_launcher
 
 _NUM_TOKENS = 1500
@@ -180,6 +181,68 @@ def test_a_folder_that_cannot_be_served_is_named_with_what_is_wrong(
         assert server.process.wait(60) == 1
         lines = [line for line in server.log.splitlines() if " ERROR " in line or line.startswith("Error: ")]
         assert any(name in line for line in lines), server.log
+        assert "Traceback" not in server.log
+
+
+def test_a_missing_part_of_the_weights_is_named_within_seconds(tmp_path: Path) -> None:
+    """G26."""
+    folder = make_checkpoint(tmp_path / "model", layout="sharded")
+    part = sorted(folder.glob("*.safetensors"))[1]
+    part.unlink()
+    with start_launcher("--model-id", str(folder)) as server:
+        assert server.process.wait(20) == 1
+        assert f"lacks {part.name}" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_the_root_of_a_hub_cache_names_the_snapshot_to_use(llama: Path, tmp_path: Path) -> None:
+    """G26."""
+    root = tmp_path / "models--x--y"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text("abc")
+    shutil.copytree(llama, root / "snapshots" / "abc")
+    with start_launcher("--model-id", str(root)) as server:
+        assert server.process.wait(20) == 1
+        assert str(root / "snapshots" / "abc") in server.log
+        assert "Traceback" not in server.log
+
+
+def gptq_in_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+
+def awq_in_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+
+def gptq_in_a_file_of_its_own(folder: Path) -> None:
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 8, "group_size": -1, "desc_act": False}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "line"),
+    [
+        (gptq_in_config, [], "config.json: quantization_config: gptq is not supported"),
+        (awq_in_config, ["--num-shard", "2"], "config.json: quantization_config: awq is not supported"),
+        (gptq_in_a_file_of_its_own, [], "quantize_config.json: gptq is not supported"),
+        (gptq_in_config, ["--quantize", "awq"], "--quantize awq is not served yet"),
+    ],
+)
+def test_a_quantized_folder_that_cannot_be_served_is_refused_in_one_line(
+    llama: Path, tmp_path: Path, spoil: Callable[[Path], None], arguments: list[str], line: str
+) -> None:
+    """G28: wherever the settings stand, on every shard, said once."""
+    folder = shutil.copytree(llama, tmp_path / "model")
+    spoil(folder)
+    with start_launcher("--model-id", str(folder), *arguments) as server:
+        assert server.process.wait(60) == 1
+        errors = [logged for logged in server.log.splitlines() if " ERROR " in logged]
+        assert [line in logged for logged in errors].count(True) == 1, server.log
+        assert all("failed to start" in logged for logged in errors if line not in logged)
         assert "Traceback" not in server.log
 
 

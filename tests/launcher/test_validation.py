@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -102,11 +101,13 @@ def test_message_is_quoted_as_rust_would() -> None:
     assert str(LauncherError("ArgumentValidation", 'a "b" c:\\d')) == 'ArgumentValidation("a \\"b\\" c:\\\\d")'
 
 
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LauncherError, match=r"has no config\.json"):
-        plan(f"--model-id {tmp_path}")
-    (tmp_path / "config.json").write_text(json.dumps({}))
+def test_path_to_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="nowhere does not exist"):
+        plan(f"--model-id {tmp_path}/nowhere")
     assert plan(f"--model-id {tmp_path}").model_id == str(tmp_path)
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(LauncherError, match=r"model\.bin is a file"):
+        plan(f"--model-id {tmp_path}/model.bin")
 
 
 def npus(*visible: int, variable: str | None = "ASCEND_RT_VISIBLE_DEVICES") -> Devices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +60,8 @@ def events_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data:"))
 
 
-def stream(client: httpx.Client, inputs: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-    """The events of one streamed answer; closing the iterator hangs up."""
+def stream(client: httpx.Client, inputs: str, **parameters: Any) -> Generator[dict[str, Any], None, None]:
+    """The events of one streamed answer; closing them hangs up."""
     body = {"inputs": inputs, "parameters": {"details": True, **parameters}}
     with client.stream("POST", "/generate_stream", json=body) as response:
         if response.status_code != 200:
