@@ -21,7 +21,6 @@ _DESCRIPTION = (
     "Measures prefill and decode on an idle shard (`text-generation-server serve`), without HTTP and text around it. "
     "Tables go to standard output, everything else to standard error."
 )
-_INSTALL = "pip install 'text-generation-ascend[benchmark]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +61,7 @@ def _use_screen(settings: BenchmarkSettings) -> bool:
     if not settings.tui or not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
         return False
     if importlib.util.find_spec("textual") is None:
-        print(f"Progress lines instead of live tables, which need textual: {_INSTALL}", file=sys.stderr)
+        print("Progress lines instead of the live view, which needs textual: pip install textual", file=sys.stderr)
         return False
     return True
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -96,7 +97,6 @@ class _Canvas:
     """Cells of 2 x 4 dots, and words laid over them."""
 
     def __init__(self, columns: int, rows: int) -> None:
-        self._columns = columns
         self._dots = [[0] * columns for _ in range(rows)]
         self._words: dict[tuple[int, int], tuple[str, str]] = {}  # (row, column) -> (character, style)
 
@@ -113,9 +113,11 @@ class _Canvas:
             self._words[row, column + offset] = (character, style)
 
     def line(self, row: int) -> Text:
+        cells = [
+            self._words.get((row, column), (chr(_BRAILLE + dots) if dots else " ", LINE))
+            for column, dots in enumerate(self._dots[row])
+        ]
         text = Text()
-        for column in range(self._columns):
-            dots = self._dots[row][column]
-            character, style = self._words.get((row, column), (chr(_BRAILLE + dots) if dots else " ", LINE))
-            text.append(character, style=style)
+        for style, run in groupby(cells, key=itemgetter(1)):
+            text.append("".join(character for character, _ in run), style=style)
         return text

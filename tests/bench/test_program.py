@@ -148,12 +148,12 @@ def test_killed_program_leaves_neither_its_measuring_process_nor_work_on_the_sha
     assert is_clean(shard)
 
 
-@pytest.mark.parametrize("key", ["q", "\x03"])
-def test_key_ends_the_view_in_a_terminal(shard: str, key: str) -> None:
+def run_in_terminal(command: list[str], key: str = "", after: bytes = b"") -> tuple[int, bytes]:
+    """The exit status and all that was shown. `key` is pressed once `after` has been shown."""
     main, terminal = pty.openpty()
     with open(main, "r+b", buffering=0) as keyboard:
         process = subprocess.Popen(
-            command("-m", shard, *LONG),
+            command,
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
@@ -161,23 +161,41 @@ def test_key_ends_the_view_in_a_terminal(shard: str, key: str) -> None:
             env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
         )
         os.close(terminal)
-        shown, deadline_s, pressed = b"", time.monotonic() + TIMEOUT_S, False
+        shown, deadline_s, pressed = b"", time.monotonic() + TIMEOUT_S, not key
         while time.monotonic() < deadline_s:
             if select.select([keyboard], [], [], 0.2)[0]:
                 try:
                     shown += keyboard.read(65536)
                 except OSError:  # the terminal's other end is closed
                     break
-            if not pressed and b"values" in shown:  # a histogram has some
+            if not pressed and after in shown:
                 keyboard.write(key.encode())
                 pressed = True
-        assert process.wait(TIMEOUT_S) == 0
+        return process.wait(TIMEOUT_S), shown
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"])
+def test_key_ends_the_view_in_a_terminal(shard: str, key: str) -> None:
+    # A histogram has some values.
+    status, shown = run_in_terminal(command("-m", shard, *LONG), key, after=b"values")
+    assert status == 0
     screen, _, after = shown.partition(b"\x1b[?1049l")
     assert b"Prefill" in screen
     assert b"| Parameter" in after
     assert b"of 1000 runs" in after
     assert b"Traceback" not in shown
     assert is_clean(shard)
+
+
+def test_terminal_without_textual_is_told_what_to_install(shard: str) -> None:
+    hidden = "import sys; sys.modules['textual'] = None"
+    program = f"{hidden}; from text_generation_benchmark.__main__ import main; sys.exit(main())"
+    status, shown = run_in_terminal([sys.executable, "-c", program, "-m", shard, "-b", "1", "-r", "1"])
+    assert status == 0
+    lines = shown.decode().splitlines()
+    assert lines[0] == "Progress lines instead of the live view, which needs textual: pip install textual"
+    assert [line.partition(":")[0] for line in lines if ", run " in line] == ["batch size 1, run 1 of 1"]
+    assert any(line.startswith("| Parameter") for line in lines)
 
 
 # ---------------------------------------------------------------------------------------------------- what it refuses
