@@ -24,6 +24,7 @@ from text_generation_router.scheduling.request import (
     NotStartedInTime,
     Request,
     TokenEvent,
+    TokenNumbers,
 )
 from text_generation_router.together import all_or_none
 from text_generation_router.tokenizer import Tokenizer
@@ -235,7 +236,7 @@ class Generator:
     def _top_tokens(self, event: TokenEvent) -> list[Token]:
         special_texts = self._tokenizer.special_texts
         return [
-            Token(token_id, self._tokenizer.token_text(token_id), logprob, token_id in special_texts)
+            Token(token_id, self._tokenizer.token_text(token_id), TokenNumbers(logprob), token_id in special_texts)
             for token_id, logprob in event.top_tokens
         ]
 

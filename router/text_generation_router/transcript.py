@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from text_generation_router.scheduling.request import FinishReason, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, TokenEvent, TokenNumbers
 from text_generation_router.stopping import StopStrings
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.validation import ValidRequest
@@ -17,10 +17,14 @@ from text_generation_router.validation import ValidRequest
 class Token:
     token_id: int
     text: str
-    logprob: float
+    numbers: TokenNumbers
     special: bool
     # Of a special token: so much of `text` comes before its own, for characters that it cut short.
     num_cut_short: int = 0
+
+    @property
+    def logprob(self) -> float:
+        return self.numbers.logprob
 
     @property
     def shown(self) -> str:
@@ -57,7 +61,7 @@ class Transcript:
             return self._finish(event, FinishReason.STOP_SEQUENCE, text, special_text is not None, num_after)
         if special_text is None:
             self._texts.append(text)
-        return Token(event.token_id, text, event.logprob, special_text is not None)
+        return Token(event.token_id, text, event.numbers, special_text is not None)
 
     def generated_text(self) -> str:
         """The text of the ordinary tokens, which ends right after a stop string that was found."""
@@ -69,7 +73,7 @@ class Transcript:
         held = self._detokenizer.flush()
         if special:
             self._texts.append(held)
-            return Token(event.token_id, held + text, event.logprob, True, len(held))
+            return Token(event.token_id, held + text, event.numbers, True, len(held))
         stopped = reason is FinishReason.STOP_SEQUENCE
         self._texts.append(text[: len(text) - num_after] if stopped else text + held)
-        return Token(event.token_id, text + held, event.logprob, False)
+        return Token(event.token_id, text + held, event.numbers, False)

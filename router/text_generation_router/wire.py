@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from text_generation_proto import generate_pb2 as pb
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
-from text_generation_router.scheduling.request import SamplingParameters
+from text_generation_router.scheduling.request import SamplingParameters, TokenNumbers
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -68,10 +68,11 @@ def decode_result(message: pb.StepResponse) -> StepResult:
         for count in message.top_counts:
             top_tokens.append(tuple(pairs[start : start + count]))
             start += count
+    columns = [getattr(message, f"{name}s") for name in TokenNumbers._fields]
     return StepResult(
         step_id=message.step_id,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple(message.logprobs),
+        numbers=tuple(map(TokenNumbers, *columns)),
         top_tokens=tuple(top_tokens),
         prompt_logprobs={row.table_index: (row.first_position, tuple(row.logprobs)) for row in message.prompt_logprobs},
         forward_ns=message.forward_ns,

@@ -133,7 +133,8 @@ class Engine:
         samples = launched.samples
         if samples is not None:
             response.token_ids.extend(samples.token_ids.tolist())
-            response.logprobs.extend(samples.logprobs.tolist())
+            for column, values in samples.numbers.items():
+                getattr(response, column).extend(values.tolist())
             if samples.top is not None:
                 response.top_counts.extend(samples.top.counts)
                 response.top_token_ids.extend(samples.top.token_ids)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
-from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent, TokenNumbers
 from text_generation_router.tokenizer import Tokenizer
 from text_generation_router.transcript import Token, Transcript
 from text_generation_router.validation import ValidRequest
@@ -15,6 +15,7 @@ from text_generation_router.validation import ValidRequest
 PACKAGE = byte_level_tokenizer()
 TOKENIZER = Tokenizer(PACKAGE, frozenset())
 EOS, TURN, ADDED = (PACKAGE.token_to_id(text) or 0 for text in ("</s>", "<|end of turn|>", "added word"))
+NUMBERS = TokenNumbers(-1.0)
 FALLBACK = Tokenizer(byte_fallback_tokenizer(), frozenset())
 
 
@@ -34,7 +35,7 @@ def write(
     tokens = []
     for position, token_id in enumerate(token_ids):
         reason = last if position == len(token_ids) - 1 else None
-        tokens.append(transcript.push(TokenEvent(token_id, -1.0, (), reason, None, 0.0)))
+        tokens.append(transcript.push(TokenEvent(token_id, NUMBERS, (), reason, None, 0.0)))
         if transcript.finish_reason is not None:
             break
     return tokens, transcript
@@ -85,7 +86,7 @@ def test_a_stop_string_over_two_tokens_with_a_newline_after_it() -> None:
 def test_the_text_of_a_special_token_can_be_a_stop_string_and_is_not_shown() -> None:
     tokens, transcript = write([*ids("a"), TURN, *ids("b")], stop=("<|end of turn|>",))
     assert transcript.finish_reason is FinishReason.STOP_SEQUENCE
-    assert tokens[-1] == Token(TURN, "<|end of turn|>", -1.0, True)
+    assert tokens[-1] == Token(TURN, "<|end of turn|>", NUMBERS, True)
     assert transcript.generated_text() == "a"
 
 
@@ -106,7 +107,7 @@ def test_length_and_eos_go_before_a_stop_string(reason: FinishReason) -> None:
 
 def test_the_eos_token_is_listed_and_not_shown() -> None:
     tokens, transcript = write([*ids("a"), EOS], last=FinishReason.EOS_TOKEN)
-    assert tokens[-1] == Token(EOS, "</s>", -1.0, True)
+    assert tokens[-1] == Token(EOS, "</s>", NUMBERS, True)
     assert transcript.generated_text() == "a"
 
 

@@ -67,7 +67,7 @@ def encode_result(result: StepResult) -> pb.StepResponse:
     return pb.StepResponse(
         step_id=result.step_id,
         token_ids=result.token_ids,
-        logprobs=result.logprobs,
+        logprobs=[numbers.logprob for numbers in result.numbers],
         row_num_sampled=result.row_num_sampled,
         top_counts=[len(row) for row in result.top_tokens],
         top_token_ids=[token_id for token_id, _ in flat],

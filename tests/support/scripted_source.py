@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from text_generation_router.scheduling.request import Constraint, FinishReason, GenerationFailed, Request, TokenEvent
+from text_generation_router.scheduling.request import (
+    Constraint,
+    FinishReason,
+    GenerationFailed,
+    Request,
+    TokenEvent,
+    TokenNumbers,
+)
 
 
 class ScriptedSource:
@@ -35,6 +42,6 @@ class ScriptedSource:
                     raise GenerationFailed(item)
                 reason = self._finish_reason if position == len(script) - 1 else None
                 self.num_events += 1
-                yield TokenEvent(item[0], item[1], (), reason, None, started_s)
+                yield TokenEvent(item[0], TokenNumbers(item[1]), (), reason, None, started_s)
         finally:
             self.num_closed += 1

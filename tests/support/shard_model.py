@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from text_generation_router.scheduling.plan import StepPlan, StepResult
+from text_generation_router.scheduling.request import TokenNumbers
 
 NextToken = Callable[[tuple[int, ...]], int]
 
@@ -109,7 +110,7 @@ class ShardModel:
             row.num_computed_tokens += num_tokens
         row_num_sampled: list[int] = []
         allowed = dict(plan.masks)
-        token_ids, logprobs, top_tokens = [], [], []
+        token_ids, numbers, top_tokens = [], [], []
         prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]] = {}
         for place, (table_index, num_tokens) in enumerate(plan.rows):
             row = self.rows[table_index]
@@ -134,7 +135,7 @@ class ShardModel:
                     row.token_ids.append(token_id)
                     row_num_sampled[-1] += 1
                     token_ids.append(token_id)
-                    logprobs.append(scripted_logprob(token_id))
+                    numbers.append(TokenNumbers(scripted_logprob(token_id)))
                     top = tuple((token_id + n, scripted_logprob(token_id)) for n in range(row.top_n_tokens))
                     top_tokens.append(top)
                     if token_id != guess:
@@ -144,7 +145,7 @@ class ShardModel:
         return StepResult(
             plan.step_id,
             tuple(token_ids),
-            tuple(logprobs),
+            tuple(numbers),
             tuple(top_tokens) if any(top_tokens) else (),
             prompt_logprobs,
             row_num_sampled=tuple(row_num_sampled) if guesses else (),

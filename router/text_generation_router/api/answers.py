@@ -93,6 +93,6 @@ def _prompt_token(token: PromptToken) -> dict[str, Any]:
 
 def _tokens(tokens: Iterable[Token]) -> list[dict[str, Any]]:
     return [
-        {"id": token.token_id, "text": token.text, "logprob": token.logprob, "special": token.special}
+        {"id": token.token_id, "text": token.text, **token.numbers._asdict(), "special": token.special}
         for token in tokens
     ]

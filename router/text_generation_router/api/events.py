@@ -20,10 +20,12 @@ from starlette.types import Receive, Scope, Send
 from text_generation_router.api.disconnect import ClientDisconnected, until_disconnect
 from text_generation_router.errors import InternalError, RequestError
 from text_generation_router.generation import Ending, Piece
+from text_generation_router.scheduling.request import TokenNumbers
 from text_generation_router.transcript import Token
 
 KEEP_ALIVE_S = 15.0
 _COMMENT = b":\n\n"
+_TOKEN = '{"id":%d,"text":%s,' + "".join(f'"{name}":%s,' for name in TokenNumbers._fields) + '"special":%s}'
 
 
 def token_event(index: int, piece: Piece, *, details: bool, prompt: str, prefix: str = "data: ") -> bytes:
@@ -52,9 +54,12 @@ def error_event(error: RequestError, prefix: str = "data: ") -> bytes:
 
 
 def _token_json(token: Token) -> str:
-    logprob = repr(token.logprob) if math.isfinite(token.logprob) else "null"
     special = "true" if token.special else "false"
-    return f'{{"id":{token.token_id},"text":{quoted(token.text)},"logprob":{logprob},"special":{special}}}'
+    return _TOKEN % (token.token_id, quoted(token.text), *map(_number_json, token.numbers), special)
+
+
+def _number_json(value: float | None) -> str:
+    return "null" if value is None or not math.isfinite(value) else repr(value)
 
 
 def _details_json(ending: Ending) -> str:

@@ -6,11 +6,13 @@ costs more than the token; a test holds the written answers against them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema
 
 from text_generation_router.parameters import GenerateParameters, Text, optional
+from text_generation_router.scheduling.request import TokenNumbers
 
 
 class GenerateRequest(BaseModel):
@@ -33,11 +35,16 @@ class PrefillToken(BaseModel):
     logprob: float | None
 
 
-class Token(BaseModel):
-    id: int
-    text: str
-    logprob: float | None
-    special: bool
+_NUMBERS: dict[str, Any] = {name: (kind | None, ...) for name, kind in get_type_hints(TokenNumbers).items()}
+_Token = create_model("Token", id=(int, ...), text=(str, ...), **_NUMBERS, special=(bool, ...))
+
+
+class Token:
+    """A generated token with all its numbers, and null for one that is not known or not finite."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(_Token)
 
 
 class BestOfSequence(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from text_generation_router.scheduling.request import SamplingParameters
+from text_generation_router.scheduling.request import SamplingParameters, TokenNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StepResult:
 
     step_id: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    numbers: tuple[TokenNumbers, ...]
     top_tokens: tuple[tuple[tuple[int, float], ...], ...]  # () when no row of the step asked
     prompt_logprobs: dict[int, tuple[int, tuple[float, ...]]]  # table_index -> (first position, values)
     forward_ns: int = 0

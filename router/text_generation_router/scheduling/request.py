@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class FinishReason(str, Enum):
@@ -51,17 +51,32 @@ class Request:
     finish_by_s: float | None = None
 
 
+class TokenNumbers(NamedTuple):
+    """What the shards report of a generated token.
+
+    Wire, native answers and OpenAPI document are made from these fields: each is the column of a StepResponse that has
+    its name with an s, and a key of every token. One after the first needs a default, for tokens of which it is not
+    known (`top_tokens`).
+    """
+
+    logprob: float  # log-softmax of the model's own logits
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One generated token."""
 
     token_id: int
-    logprob: float  # log-softmax of the model's own logits
+    numbers: TokenNumbers
     top_tokens: tuple[tuple[int, float], ...]  # (id, logprob), best first, ties with the last included; () if not asked
     finish_reason: FinishReason | None  # set on a sequence's last event
     # On the first event only: one value per prompt token after the first, if the request asked; else None.
     prompt_logprobs: tuple[float, ...] | None
     started_s: float  # time.monotonic() when the sequence was first put into a step
+
+    @property
+    def logprob(self) -> float:
+        return self.numbers.logprob
 
 
 class Constraint(Protocol):

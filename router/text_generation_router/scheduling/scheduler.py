@@ -360,7 +360,7 @@ class Scheduler:
                 self.abort(sequence)
             yield TokenEvent(
                 token_id=token_id,
-                logprob=result.logprobs[place],
+                numbers=result.numbers[place],
                 top_tokens=result.top_tokens[place] if result.top_tokens else (),
                 finish_reason=finish_reason,
                 prompt_logprobs=tuple(sequence.prompt_logprobs)

@@ -31,14 +31,17 @@ class SampleResult:
     """What a step's rows got, in row order."""
 
     token_ids: Tensor  # [num_rows] int64 on the logits' device
-    logprobs: Tensor  # [num_rows] float32 on the logits' device; of the model's own logits
+    # Of the chosen tokens, by their column of a StepResponse: [num_rows] each, on the logits' device. `logprobs` is
+    # float32, and of the model's own logits.
+    numbers: dict[str, Tensor]
     top: TopTokens | None  # on the host; None when no row asked
 
     def select(self, rows: Sequence[int]) -> SampleResult:
         """The results of some rows, in that order."""
         places = torch.tensor(rows, dtype=torch.int64, device=self.token_ids.device)
         top = None if self.top is None else self.top.select(rows)
-        return SampleResult(self.token_ids[places], self.logprobs[places], top)
+        numbers = {column: values[places] for column, values in self.numbers.items()}
+        return SampleResult(self.token_ids[places], numbers, top)
 
 
 class Sampler:
@@ -80,7 +83,7 @@ class Sampler:
         wants_top = any(row.top_n_tokens > 0 for row in rows)
         return SampleResult(
             token_ids=token_ids,
-            logprobs=token_logprobs(logits, token_ids, best),
+            numbers={"logprobs": token_logprobs(logits, token_ids, best)},
             top=top_tokens(self._ops, logits, [row.top_n_tokens for row in rows], best) if wants_top else None,
         )
 

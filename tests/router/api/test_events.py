@@ -14,6 +14,7 @@ from starlette.types import Message
 from text_generation_router.api.events import EventStream, token_event
 from text_generation_router.errors import GenerationError, IncompleteStream
 from text_generation_router.generation import Piece
+from text_generation_router.scheduling.request import TokenNumbers
 from text_generation_router.transcript import Token
 
 
@@ -131,7 +132,7 @@ def test_a_hang_up_closes_the_events_before_the_response_ends() -> None:
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
 def test_a_logprob_that_json_cannot_write_is_null(logprob: float) -> None:
-    token = Token(1, '"\\\u2028', logprob, False)
+    token = Token(1, '"\\\u2028', TokenNumbers(logprob), False)
     event = token_event(3, Piece(token, [token], None), details=True, prompt="")
     content: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
     shown = {"id": 1, "text": '"\\\u2028', "logprob": None, "special": False}
