@@ -5,11 +5,13 @@ PROTO_OUT ?= proto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What pip leaves uncompiled (below) is compiled by the first program that imports it, and must then be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz clients check format bench proto wheel clean
+.PHONY: run test fuzz clients check format bench bench-peers bench-roofline bench-router bench-scale \
+    bench-serve proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -46,8 +48,26 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks.serving $(ARGS)
+# Speed, as tables; ARGS="--write docs/performance.md" puts them there, ARGS=--help lists what can be chosen.
+# bench: our server beside transformers, which needs no installation. bench-peers: beside all, each in .venv-peers/.
+bench: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.peers --only bf16 transformers-float32 $(ARGS)
+
+bench-peers: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-roofline: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.roofline $(ARGS)
+
+bench-router: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.router $(ARGS)
+
+bench-scale: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.scale $(ARGS)
+
+# Load on a server that runs: ARGS="--url http://127.0.0.1:8080".
+bench-serve: $(STAMP)
+	$(BIN)/python -m benchmarks.serve $(ARGS)
 
 # Thousands of mixed requests; fails if memory, blocks or speed get lost on the way.
 soak: $(STAMP)
@@ -67,5 +87,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-clients dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-clients .venv-peers dist build .mypy_cache .ruff_cache .pytest_cache

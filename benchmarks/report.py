@@ -66,10 +66,13 @@ def plot_folder(page: Path) -> Path:
     return folder
 
 
-def plot_bars(path: Path, title: str, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]]) -> None:
-    """Groups of bars, one bar of each kind in a group; what is None is left out."""
+def plot_bars(path: Path, title: str, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]]) -> str:
+    """Groups of bars, one bar of each kind in a group; what is None is left out.
+
+    Returns: Markdown that shows it, for a page beside the plot's folder; empty without matplotlib.
+    """
     if not _can_plot(path):
-        return
+        return ""
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     width = 0.85 / len(bars)
     for index, (name, values) in enumerate(bars.items()):
@@ -79,21 +82,20 @@ def plot_bars(path: Path, title: str, groups: Sequence[str], bars: Mapping[str, 
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=7, ncols=2)
     axes.grid(axis="y", alpha=0.3)
-    _save(figure, path)
+    return _save(figure, path, title)
 
 
 def plot_lines(
     path: Path,
     title: str,
-    x_name: str,
-    y_name: str,
+    axis_names: tuple[str, str],
     lines: Mapping[str, Sequence[tuple[float, float]]],
     *,
     log_y: bool = False,
-) -> None:
-    """One line for each name through its points, x logarithmic."""
+) -> str:
+    """One line for each name through its points, x logarithmic. Returns: as `plot_bars`."""
     if not _can_plot(path):
-        return
+        return ""
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name, points in lines.items():
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
@@ -102,12 +104,12 @@ def plot_lines(
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.set_xlabel(x_name)
-    axes.set_ylabel(y_name)
+    axes.set_xlabel(axis_names[0])
+    axes.set_ylabel(axis_names[1])
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
-    _save(figure, path)
+    return _save(figure, path, title)
 
 
 def _can_plot(path: Path) -> bool:
@@ -116,6 +118,7 @@ def _can_plot(path: Path) -> bool:
     return has_matplotlib
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, title: str) -> str:
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+    return f"![{title}]({path.parent.name}/{path.name})"

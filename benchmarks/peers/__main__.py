@@ -144,7 +144,8 @@ def _one_line(reason: str) -> str:
     return " / ".join(line.strip() for line in reason.splitlines() if line.strip())[:300]
 
 
-def draw(options: argparse.Namespace, results: Results) -> None:
+def draw(options: argparse.Namespace, results: Results) -> str:
+    """Returns: Markdown that shows the plot."""
     shown = columns(options.streams, options.prompt_tokens, options.prefill_tokens)[: len(options.streams)]
     bars = {
         CONTENDERS[name].label: [value(results, name, column) for column in shown]
@@ -153,7 +154,7 @@ def draw(options: argparse.Namespace, results: Results) -> None:
     }
     suffix = f"-{options.isa}" if options.isa else ""
     path = plot_folder(options.write) / f"peers{suffix}.svg"
-    plot_bars(path, "Decode, tokens per second of all streams", [work_name(n) for n in options.streams], bars)
+    return plot_bars(path, "Decode, tokens per second of all streams", [work_name(n) for n in options.streams], bars)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -185,9 +186,10 @@ def main(arguments: Sequence[str]) -> int:
         works += [Work(work_name(n), n, options.prompt_tokens, options.new_tokens) for n in options.streams]
         results = measure(running, works, source, options.rounds, 60 * options.minutes)
         left_out |= results.failures
-    publish(options.write, place, report(options, results, texts, left_out, (load_before, load_average())))
+    text = report(options, results, texts, left_out, (load_before, load_average()))
     if options.write:
-        draw(options, results)
+        text += f"\n{draw(options, results)}\n"
+    publish(options.write, place, text)
     return 0
 
 

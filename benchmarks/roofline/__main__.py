@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace, server: Server, phases: StepPhases, pro
 def step_table(timed: Sequence[Timed], limits: Limits, isa: str) -> str:
     """Whole steps: over HTTP, their kernels alone, what is not kernels, and the machine's limit."""
     lines = [
-        "| step | over HTTP, ms | kernels alone, ms | not kernels | limit, ms | of it over HTTP | of it kernels alone |",
+        "| step | over HTTP, ms | kernels alone, ms | not kernels | limit, ms | of it over HTTP | of it kernels |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in timed:

@@ -1,4 +1,4 @@
-"""This machine's limits on some threads, measured by a small C++ program of loads and registers: none of our kernels."""
+"""This machine's limits on some threads, measured by a small C++ program that has none of our kernels."""
 
 from __future__ import annotations
 
