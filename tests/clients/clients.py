@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -232,21 +233,41 @@ def running(client: Client) -> Iterator[ClientProcess]:
 
 
 @dataclass(frozen=True)
-class Caller:
-    """A client of the native routes used in one way. Asks for greedy text unless `parameters` say otherwise."""
+class _Use(ABC):
+    """A client used in one way."""
 
     client: Client
     way: Way
     process: ClientProcess
 
+    @property
+    @abstractmethod
+    def errors(self) -> Mapping[str, str]:
+        """The classes of what it raises, by what went wrong."""
+
+    def error(self, what: str) -> str:
+        """The class for what went wrong."""
+        return self.errors.get(f"{what}, {self.way}") or self.errors[what]
+
+    def ask(self, operation: str, url: str, **arguments: Any) -> dict[str, Any]:
+        """What the client's script makes of an answer. Raises ClientError for what the client raised."""
+        result: dict[str, Any] = self.process.call(named(operation, self.way), url=url, **arguments)
+        return result
+
+
+class Caller(_Use):
+    """A client of the native routes. Asks for greedy text unless `parameters` say otherwise."""
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        return self.client.errors
+
     def generate(self, url: str, prompt: str, **parameters: Any) -> str:
-        text: str = self._call("generate", url, prompt, parameters)["text"]
-        return text
+        return str(self._answer("generate", url, prompt, parameters)["text"])
 
     def stream(self, url: str, prompt: str, **parameters: Any) -> list[str]:
         """The pieces of text that a user would print. `read=n` hangs up after n of them."""
-        pieces: list[str] = self._call("stream", url, prompt, parameters)["pieces"]
-        return pieces
+        return list(self._answer("stream", url, prompt, parameters)["pieces"])
 
     def streamed_text(self, url: str, prompt: str, **parameters: Any) -> str:
         """The pieces in one, without the special tokens that some clients let through."""
@@ -257,54 +278,37 @@ class Caller:
 
     def details(self, url: str, prompt: str, **parameters: Any) -> dict[str, Any]:
         """Of a client that shows them."""
-        answer = self._call("generate", url, prompt, {**self.client.detailed, **parameters})
-        details: dict[str, Any] = answer["details"]
-        return details
+        return dict(self._answer("generate", url, prompt, {**self.client.detailed, **parameters})["details"])
 
     def events(self, url: str, prompt: str, **parameters: Any) -> list[dict[str, Any]]:
         """Of a client that shows them."""
-        events: list[dict[str, Any]] = self._call("stream", url, prompt, {**self.client.detailed, **parameters})[
-            "events"
-        ]
-        return events
+        return list(self._answer("stream", url, prompt, {**self.client.detailed, **parameters})["events"])
 
-    def error(self, what: str) -> str:
-        """The class for what went wrong."""
-        errors = self.client.errors
-        return errors.get(f"{what}, {self.way}") or errors[what]
-
-    def _call(self, operation: str, url: str, prompt: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = {**self.client.greedy, **parameters}
-        result: dict[str, Any] = self.process.call(named(operation, self.way), url=url, prompt=prompt, **arguments)
-        return result
+    def _answer(self, operation: str, url: str, prompt: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return self.ask(operation, url, prompt=prompt, **{**self.client.greedy, **parameters})
 
 
-@dataclass(frozen=True)
-class ChatCaller:
-    """A client of OpenAI's chat route used in one way. Asks for greedy text unless `fields` say otherwise."""
+class ChatCaller(_Use):
+    """A client of OpenAI's chat route. Asks for greedy text unless `fields` say otherwise."""
 
-    client: Client
-    way: Way
-    process: ClientProcess
+    @property
+    def errors(self) -> Mapping[str, str]:
+        return self.client.chat_errors
 
     def chat(self, url: str, messages: Messages, **fields: Any) -> str:
-        text: str = self._call("chat", url, messages, fields)["text"]
-        return text
+        return str(self._answer("chat", url, messages, fields)["text"])
 
     def stream(self, url: str, messages: Messages, **fields: Any) -> list[str]:
         """The pieces of text that a user would print. `read=n` hangs up after n of them."""
-        pieces: list[str] = self._call("chat_stream", url, messages, fields)["pieces"]
-        return pieces
+        return list(self._answer("chat_stream", url, messages, fields)["pieces"])
 
     def answer(self, url: str, messages: Messages, **fields: Any) -> dict[str, Any]:
         """The whole answer, of a client that shows it."""
-        answer: dict[str, Any] = self._call("chat", url, messages, fields)["answer"]
-        return answer
+        return dict(self._answer("chat", url, messages, fields)["answer"])
 
     def chunks(self, url: str, messages: Messages, **fields: Any) -> list[dict[str, Any]]:
         """The events of a stream, of a client that shows them."""
-        chunks: list[dict[str, Any]] = self._call("chat_stream", url, messages, fields)["chunks"]
-        return chunks
+        return list(self._answer("chat_stream", url, messages, fields)["chunks"])
 
     @property
     def can_stream(self) -> bool:
@@ -323,15 +327,8 @@ class ChatCaller:
         """What a user sees of the server's message: all of it, or its status if the client hides the rest."""
         return f"{status}, message=" if self.error("validation").startswith("aiohttp.") else message
 
-    def error(self, what: str) -> str:
-        """The class for what went wrong."""
-        errors = self.client.chat_errors
-        return errors.get(f"{what}, {self.way}") or errors[what]
-
-    def _call(self, operation: str, url: str, messages: Messages, fields: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = {"temperature": 0, **fields}
-        result: dict[str, Any] = self.process.call(named(operation, self.way), url=url, messages=messages, **arguments)
-        return result
+    def _answer(self, operation: str, url: str, messages: Messages, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self.ask(operation, url, messages=messages, **{"temperature": 0, **fields})
 
 
 def named(operation: str, way: Way) -> str:

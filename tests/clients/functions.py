@@ -1,19 +1,8 @@
-"""Functions that a model may call."""
+"""The functions that clients offer to the model."""
 
 from __future__ import annotations
 
-from typing import Any
-
-
-def function(name: str, **properties: Any) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": "é", "parameters": parameters}}
-
+from tests.support.functions import function
 
 TOOLS = [function("get_t", city={"type": "string", "maxLength": 5}), function("add", a={"enum": [1, 2]})]
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}

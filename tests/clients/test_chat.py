@@ -35,6 +35,7 @@ def test_prompts_are_what_their_names_say(expected: Expected) -> None:
 def test_an_answer_is_that_of_transformers(
     chat_caller: ChatCaller, server: Server, expected: Expected, prompt: str
 ) -> None:
+    """G43."""
     messages = user(prompt)
     assert chat_caller.chat(server.url, messages, max_tokens=NUM_CHAT_TOKENS) == expected.chat_text(messages)
 
@@ -47,6 +48,7 @@ def test_a_conversation_with_a_system_message(chat_caller: ChatCaller, server: S
 def test_streamed_pieces_are_the_whole_answer(
     streaming_chat_caller: ChatCaller, server: Server, expected: Expected, prompt: str
 ) -> None:
+    """G17 and G43."""
     pieces = streaming_chat_caller.stream(server.url, user(prompt), max_tokens=NUM_CHAT_TOKENS)
     assert len(pieces) > NUM_CHAT_TOKENS / 2
     text = expected.chat_text(user(prompt))
@@ -61,6 +63,7 @@ def test_streamed_pieces_are_the_whole_answer(
 def test_a_stop_string_ends_the_answer_and_is_not_shown(
     chat_caller: ChatCaller, server: Server, expected: Expected
 ) -> None:
+    """G01."""
     text = expected.chat_text(user(PROMPT))
     stop = [text[20:23], "never"]
     end = text.index(stop[0])
@@ -95,6 +98,7 @@ def test_an_unknown_route_is_not_found(chat_caller: ChatCaller, server: Server) 
 
 
 def test_a_full_server_is_an_overload_error(chat_caller: ChatCaller, one_place: Server) -> None:
+    """G11."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 15_000}}
     message = chat_caller.seen("Model is overloaded", 429)
     with client_of(one_place) as client, client.stream("POST", "/generate_stream", json=body) as running:
@@ -111,6 +115,7 @@ def test_a_full_server_is_an_overload_error(chat_caller: ChatCaller, one_place: 
 def test_hanging_up_in_a_stream_frees_its_place_within_a_second(
     streaming_chat_caller: ChatCaller, one_place: Server
 ) -> None:
+    """G19."""
     dropped = one_place.metric(DROPPED)
     pieces = streaming_chat_caller.stream(one_place.url, user(PROMPT), read=3, max_tokens=15_000)
     wait_until_idle(one_place, within_s=1.0)

@@ -40,6 +40,7 @@ def assert_usage(usage: dict[str, Any], prompt_tokens: int, completion_tokens: i
 
 
 def test_usage_and_why_it_ended(chat_caller: ChatCaller, server: Server, expected: Expected) -> None:
+    """G07."""
     answer = chat_caller.answer(server.url, user(PROMPT), max_tokens=20)
     assert only_choice(answer)["finish_reason"] == "length"
     assert_usage(answer["usage"], len(expected.chat_ids(user(PROMPT))), 20)
@@ -75,6 +76,8 @@ def test_log_probabilities(chat_caller: ChatCaller, server: Server, expected: Ex
 
 
 def test_choices_are_sampled_with_seeds_in_a_row(chat_caller: ChatCaller, server: Server) -> None:
+    """G10."""
+
     def sample(**fields: Any) -> list[str]:
         answer = chat_caller.answer(server.url, user(PROMPT), temperature=0.9, max_tokens=15, **fields)
         assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
@@ -87,12 +90,14 @@ def test_choices_are_sampled_with_seeds_in_a_row(chat_caller: ChatCaller, server
 
 
 def test_values_that_change_nothing(chat_caller: ChatCaller, server: Server, expected: Expected) -> None:
+    """G04."""
     neutral = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "n": 1, "seed": 1}
     text = chat_caller.chat(server.url, user(PROMPT), max_tokens=20, stop=[], **neutral)
     assert text == expected.chat_text(user(PROMPT), 20)
 
 
 def test_a_bias_decides(chat_caller: ChatCaller, server: Server, expected: Expected) -> None:
+    """G10."""
     (token_id,) = expected.prompt_ids("Z")
     assert chat_caller.chat(server.url, user(PROMPT), max_tokens=3, logit_bias={str(token_id): 100}) == "ZZZ"
 
@@ -114,6 +119,7 @@ def test_a_stop_string_that_is_not_in_a_list(chat_caller: ChatCaller, server: Se
     ids=["OpenAI's", "TGI's"],
 )
 def test_an_answer_follows_a_schema(chat_caller: ChatCaller, server: Server, response_format: dict[str, Any]) -> None:
+    """G09."""
     fields = {"max_tokens": 100, "response_format": response_format}
     text = chat_caller.chat(server.url, user(PROMPT), **fields)
     jsonschema.validate(json.loads(text), SCHEMA)
@@ -129,6 +135,7 @@ def test_an_answer_follows_a_schema(chat_caller: ChatCaller, server: Server, res
     ids=["required", "named"],
 )
 def test_a_forced_call(chat_caller: ChatCaller, server: Server, choice: Any, names: set[str]) -> None:
+    """G08."""
     fields = {"max_tokens": 100, "tools": TOOLS, "tool_choice": choice}
     answer = only_choice(chat_caller.answer(server.url, user(PROMPT), **fields))
     (call,) = answer["message"]["tool_calls"]
@@ -160,6 +167,7 @@ def test_tools_that_the_model_does_not_call(chat_caller: ChatCaller, server: Ser
 
 
 def test_the_result_of_a_call_is_read(chat_caller: ChatCaller, server: Server) -> None:
+    """G06."""
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
     def answer_to(result: str) -> str:

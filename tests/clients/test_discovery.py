@@ -17,6 +17,7 @@ from tests.support.servers import Server
 def test_huggingface_hub_reads_the_endpoint(
     processes: dict[str, ClientProcess], server: Server, checkpoint: Path, name: str
 ) -> None:
+    """G43."""
     found = processes[name].call("endpoint", url=server.url)
     assert found["healthy"] is True
     assert found["info"]["model_id"] == str(checkpoint)

@@ -39,6 +39,7 @@ def test_with_the_key_a_question_is_answered(chat_caller: ChatCaller, locked: Se
 
 @wrong_and_missing
 def test_without_the_key_no_text_is_completed(caller: Caller, locked: Server, given: dict[str, str]) -> None:
+    """G45."""
     with refused(caller, "unauthorized", MESSAGE):
         caller.generate(locked.url, QUESTION, **given)
     with refused(caller, "unauthorized", MESSAGE):

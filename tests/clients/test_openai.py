@@ -53,6 +53,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("prompt", [PROMPT, MULTI_BYTE_PROMPT])
 def test_a_prompt_is_completed(completions: Completions, expected: Expected, prompt: str) -> None:
+    """G07."""
     answer = completions.create(prompt)
     assert texts(answer) == [expected.greedy_text(prompt, 20)]
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -127,6 +128,7 @@ def test_what_the_server_refuses_is_an_unprocessable_entity(
 
 
 def test_the_newer_name_of_max_tokens(openai: ClientProcess, way: Way, server: Server, expected: Expected) -> None:
+    """G05."""
     call = {"messages": user(PROMPT), "temperature": 0, "max_completion_tokens": 7}
     assert openai.call(named("chat", way), url=server.url, **call)["text"] == expected.chat_text(user(PROMPT), 7)
 

@@ -32,11 +32,13 @@ def test_prompts_are_what_their_names_say(expected: Expected) -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_text_is_that_of_transformers(caller: Caller, server: Server, expected: Expected, prompt: str) -> None:
+    """G43."""
     assert caller.generate(server.url, prompt, max_new_tokens=NUM_TOKENS) == expected.greedy_text(prompt)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_streamed_pieces_are_the_whole_text(caller: Caller, server: Server, expected: Expected, prompt: str) -> None:
+    """G17 and G43: emoji, Chinese, Korean and cut-off characters among them."""
     assert caller.streamed_text(server.url, prompt, max_new_tokens=NUM_TOKENS) == expected.greedy_text(prompt)
 
 
@@ -61,6 +63,7 @@ def test_full_text_begins_with_the_prompt_as_it_was_sent(caller: Caller, server:
     ],
 )
 def test_a_stop_string_ends_the_text(caller: Caller, server: Server, expected: Expected, stop: list[str]) -> None:
+    """G01."""
     text = expected.greedy_text(PROMPT)
     start, found = min((text.index(string), string) for string in stop if string in text)
     end = start + len(found) if caller.client.shows_stop else start
@@ -107,6 +110,7 @@ def test_a_seed_gives_the_text_again_and_the_same_as_without_a_client(caller: Ca
 def test_what_the_server_refuses_is_a_validation_error(
     caller: Caller, server: Server, length: int, parameters: dict[str, Any], message: str
 ) -> None:
+    """G03."""
     with refused(caller, "validation", message):
         caller.generate(server.url, prompt_of(length), **parameters)
     with refused(caller, "validation", message):
@@ -125,6 +129,7 @@ def test_a_url_may_end_in_a_slash(caller: Caller, server: Server, expected: Expe
 
 
 def test_a_full_server_is_an_overload_error(caller: Caller, one_place: Server) -> None:
+    """G11."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 15_000}}
     with client_of(one_place) as client, client.stream("POST", "/generate_stream", json=body) as running:
         lines = running.iter_lines()  # hangs up when it is collected
@@ -137,6 +142,7 @@ def test_a_full_server_is_an_overload_error(caller: Caller, one_place: Server) -
 
 
 def test_hanging_up_in_a_stream_frees_its_place_within_a_second(caller: Caller, one_place: Server) -> None:
+    """G19."""
     dropped = one_place.metric(DROPPED)
     pieces = caller.stream(one_place.url, PROMPT, read=3, max_new_tokens=15_000)
     wait_until_idle(one_place, within_s=1.0)

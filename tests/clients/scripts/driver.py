@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -44,6 +44,11 @@ def _message(error: Exception) -> str:
 def taken(pieces: Iterable[Piece], read: int | None) -> list[Piece]:
     """The first `read` pieces, after which nobody holds the stream; None: all of them."""
     return list(islice(pieces, read))
+
+
+async def taken_when_there(pieces: Awaitable[AsyncIterable[Piece]], read: int | None) -> list[Piece]:
+    """The same of a stream that has to be waited for."""
+    return await taken_async(await pieces, read)
 
 
 async def taken_async(pieces: AsyncIterable[Piece], read: int | None) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""langchain-huggingface's HuggingFaceEndpoint and ChatHuggingFace: parameters of the first go to its constructor."""
+"""langchain-huggingface's HuggingFaceEndpoint and ChatHuggingFace."""
 
 from __future__ import annotations
 
@@ -8,28 +8,7 @@ from typing import Any
 
 from driver import serve, taken, taken_async
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
-
-
-def generate(url: str, prompt: str, stop: Sequence[str] = (), **parameters: Any) -> dict[str, Any]:
-    return {"text": _llm(url, **parameters).invoke(prompt, stop=list(stop))}
-
-
-def generate_async(url: str, prompt: str, stop: Sequence[str] = (), **parameters: Any) -> dict[str, Any]:
-    return {"text": asyncio.run(_llm(url, **parameters).ainvoke(prompt, stop=list(stop)))}
-
-
-def stream(
-    url: str, prompt: str, stop: Sequence[str] = (), read: int | None = None, **parameters: Any
-) -> dict[str, Any]:
-    """`read`: hang up after so many pieces."""
-    return {"pieces": taken(_llm(url, **parameters).stream(prompt, stop=list(stop)), read)}
-
-
-def stream_async(
-    url: str, prompt: str, stop: Sequence[str] = (), read: int | None = None, **parameters: Any
-) -> dict[str, Any]:
-    pieces = _llm(url, **parameters).astream(prompt, stop=list(stop))
-    return {"pieces": asyncio.run(taken_async(pieces, read))}
+from langchain_texts import text_operations
 
 
 def chat(url: str, messages: Sequence[Any], key: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -78,14 +57,4 @@ def _pieces(pieces: Sequence[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(
-        generate,
-        generate_async,
-        stream,
-        stream_async,
-        chat,
-        chat_async,
-        chat_stream,
-        chat_stream_async,
-        call_tools,
-    )
+    serve(*text_operations(_llm), chat, chat_async, chat_stream, chat_stream_async, call_tools)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from driver import serve, taken, taken_async
+from driver import serve, taken, taken_when_there
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.huggingface_api import HuggingFaceInferenceAPI
 
@@ -18,10 +18,8 @@ def generate(url: str, prompt: str, key: str | None = None, **parameters: Any) -
 
 
 def generate_async(url: str, prompt: str, key: str | None = None, **parameters: Any) -> dict[str, Any]:
-    async def answer() -> Any:
-        return await _llm(url, key, "text-generation").acomplete(prompt, **_renamed(parameters))
-
-    return {"text": asyncio.run(answer()).text}
+    answer = _llm(url, key, "text-generation").acomplete(prompt, **_renamed(parameters))
+    return {"text": asyncio.run(answer).text}
 
 
 def stream(url: str, prompt: str, key: str | None = None, read: int | None = None, **parameters: Any) -> dict[str, Any]:
@@ -33,11 +31,8 @@ def stream(url: str, prompt: str, key: str | None = None, read: int | None = Non
 def stream_async(
     url: str, prompt: str, key: str | None = None, read: int | None = None, **parameters: Any
 ) -> dict[str, Any]:
-    async def pieces() -> list[Any]:
-        llm = _llm(url, key, "text-generation")
-        return await taken_async(await llm.astream_complete(prompt, **_renamed(parameters)), read)
-
-    return _deltas(asyncio.run(pieces()))
+    pieces = _llm(url, key, "text-generation").astream_complete(prompt, **_renamed(parameters))
+    return _deltas(asyncio.run(taken_when_there(pieces, read)))
 
 
 def chat(url: str, messages: Sequence[Any], key: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -45,10 +40,7 @@ def chat(url: str, messages: Sequence[Any], key: str | None = None, **fields: An
 
 
 def chat_async(url: str, messages: Sequence[Any], key: str | None = None, **fields: Any) -> dict[str, Any]:
-    async def answer() -> Any:
-        return await _llm(url, key).achat(_messages(messages), **fields)
-
-    return _answer(asyncio.run(answer()))
+    return _answer(asyncio.run(_llm(url, key).achat(_messages(messages), **fields)))
 
 
 def chat_stream(
@@ -62,11 +54,8 @@ def chat_stream(
 def chat_stream_async(
     url: str, messages: Sequence[Any], key: str | None = None, read: int | None = None, **fields: Any
 ) -> dict[str, Any]:
-    async def pieces() -> list[Any]:
-        llm = _llm(url, key)
-        return await taken_async(await llm.astream_chat(_messages(messages), **fields), read)
-
-    return _deltas(asyncio.run(pieces()))
+    pieces = _llm(url, key).astream_chat(_messages(messages), **fields)
+    return _deltas(asyncio.run(taken_when_there(pieces, read)))
 
 
 def context_window(url: str) -> int:

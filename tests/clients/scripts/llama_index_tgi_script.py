@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from driver import serve, taken_async
+from driver import serve, taken_when_there
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.text_generation_inference import TextGenerationInference
 
@@ -16,21 +16,15 @@ def chat(url: str, messages: Sequence[Any], key: str | None = None, **fields: An
 
 
 def chat_async(url: str, messages: Sequence[Any], key: str | None = None, **fields: Any) -> dict[str, Any]:
-    async def answer() -> Any:
-        return await _llm(url, key).achat(_messages(messages), **fields)
-
-    return {"text": asyncio.run(answer()).message.content}
+    return {"text": asyncio.run(_llm(url, key).achat(_messages(messages), **fields)).message.content}
 
 
 def chat_stream_async(
     url: str, messages: Sequence[Any], key: str | None = None, read: int | None = None, **fields: Any
 ) -> dict[str, Any]:
     """`read`: hang up after so many pieces."""
-
-    async def pieces() -> list[Any]:
-        return await taken_async(await _llm(url, key).astream_chat(_messages(messages), **fields), read)
-
-    return {"pieces": [piece.delta for piece in asyncio.run(pieces())]}
+    pieces = _llm(url, key).astream_chat(_messages(messages), **fields)
+    return {"pieces": [piece.delta for piece in asyncio.run(taken_when_there(pieces, read))]}
 
 
 def metadata(url: str) -> Any:

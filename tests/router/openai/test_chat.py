@@ -67,7 +67,13 @@ def test_a_stream_has_openais_words(client: httpx.Client) -> None:
         "finish_reason": "stop",
     }
     assert all(choice["finish_reason"] is None for choice in before)
-    assert stream_chat(client, "capital", max_tokens=2)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_last_tokens_event_has_its_text_and_the_reason(client: httpx.Client) -> None:
+    """As in TGI 3: one event a token, none of them for the reason alone."""
+    events = stream_chat(client, "capital", max_tokens=2)
+    assert [event["choices"][0]["delta"]["content"] for event in events] == [" the", " "]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, "length"]
 
 
 @pytest.mark.parametrize("question", CHATS.keys() - {"unfinished"})

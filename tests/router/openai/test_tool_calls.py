@@ -14,19 +14,9 @@ from tests.router.api.scripted import new_tokenizer
 from tests.router.openai.asking import CHAT, chat, content, post, stream_chat, user
 from tests.router.openai.scripted import TOOL_TEMPLATE, new_shard, new_templates
 from tests.router.openai.shapes import strictly
+from tests.support.functions import function
 from tests.support.router_server import router_server
 from text_generation_router.openai.schema import ChatCompletion, ChatCompletionChunk
-
-
-def function(name: str, **properties: Any) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": "é", "parameters": parameters}}
-
 
 GET_T = function("get_t", city={"type": "string", "maxLength": 5})
 ADD = function("add", a={"$ref": "#/$defs/N"}, b={"$ref": "#/$defs/N"})

@@ -32,6 +32,7 @@ SENTENCES = [
 def test_folder_is_used_as_it_is_whatever_its_weight_files(
     layout: Layout, tmp_path: Path, places: DownloadPlaces
 ) -> None:
+    """G26: nothing is written to it, so that it may be read-only."""
     source = make_checkpoint(tmp_path / "source", layout=layout)
     before = read_files(source)
     assert download_weights(str(source), places=places) == source
@@ -42,6 +43,7 @@ def test_folder_is_used_as_it_is_whatever_its_weight_files(
 
 
 def test_missing_part_is_named(tmp_path: Path, places: DownloadPlaces) -> None:
+    """G26."""
     source = make_checkpoint(tmp_path / "source", layout="sharded")
     part = sorted(source.glob("*.safetensors"))[1]
     part.unlink()
@@ -52,6 +54,7 @@ def test_missing_part_is_named(tmp_path: Path, places: DownloadPlaces) -> None:
 def test_root_of_a_hub_cache_names_the_snapshot_to_use(
     checkpoint: Path, tmp_path: Path, places: DownloadPlaces
 ) -> None:
+    """G26."""
     root = tmp_path / "models--x--y"
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text("abc")
