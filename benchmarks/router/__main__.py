@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
         server, shard = start(model, folder, max(options.streams), stack)
         prompts = PromptSource(model / "tokenizer.json", seed=time.time_ns())
         kinds: list[tuple[Api, int]] = [(api, streams) for api in ROUTES for streams in options.streams]
-        measure(server, shard, "tgi", prompts.take(8, 16), 64)
+        measure(server, shard, "tgi", prompts.take(min(options.streams), 16), 16)
         costs: dict[tuple[Api, int], list[Cost]] = {kind: [] for kind in kinds}
         for number in range(options.rounds):
             for api, streams in kinds:
