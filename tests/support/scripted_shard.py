@@ -9,6 +9,7 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice
+from typing import Any
 
 import grpc
 
@@ -17,7 +18,7 @@ from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardServicer, add_ShardServicer_to_server
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
-from text_generation_router.scheduling.request import SamplingParameters
+from text_generation_router.scheduling.request import SamplingParameters, TokenNumbers
 
 
 def decode_plan(message: pb.StepRequest) -> StepPlan:
@@ -64,10 +65,15 @@ def _decode_masks(message: pb.StepRequest) -> tuple[tuple[int, bytes], ...]:
 
 def encode_result(result: StepResult) -> pb.StepResponse:
     flat = [pair for row in result.top_tokens for pair in row]
+    # The rule of this shard gives some of the numbers; 0 stands for the others.
+    columns: dict[str, Any] = {
+        f"{name}s": [value or 0 for value in values]
+        for name, values in zip(TokenNumbers._fields, zip(*result.numbers, strict=True), strict=False)
+    }
     return pb.StepResponse(
         step_id=result.step_id,
         token_ids=result.token_ids,
-        logprobs=[numbers.logprob for numbers in result.numbers],
+        **columns,
         row_num_sampled=result.row_num_sampled,
         top_counts=[len(row) for row in result.top_tokens],
         top_token_ids=[token_id for token_id, _ in flat],
