@@ -60,6 +60,7 @@ def server(checkpoint: Path) -> Iterator[Server]:
     limits = ("--max-input-tokens", str(MAX_INPUT_TOKENS), "--max-total-tokens", str(MAX_TOTAL_TOKENS))
     with serving("--model-id", str(checkpoint), *limits) as server:
         yield server
+        assert "Traceback" not in server.log, server.log
 
 
 @pytest.fixture(scope="package")
@@ -68,6 +69,7 @@ def one_place(endless_checkpoint: Path) -> Iterator[Server]:
     limits = ("--max-concurrent-requests", "1", "--max-total-tokens", "20000")
     with serving("--model-id", str(endless_checkpoint), *limits) as server:
         yield server
+        assert "Traceback" not in server.log, server.log
 
 
 @pytest.fixture(scope="package")

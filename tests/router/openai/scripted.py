@@ -54,18 +54,18 @@ def new_templates(source: str = TEMPLATE) -> ChatTemplates:
 
 
 class RecordingShard(ScriptedShard):
-    """Keeps the sampling parameters of each sequence, as they came over the wire."""
+    """Keeps what was asked for each sequence, as it came over the wire."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.sampling: list[pb.SamplingParameters] = []
+        self.admissions: list[pb.Admission] = []
 
     async def Steps(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StepResponse]:
         async def recorded() -> AsyncIterator[pb.StepRequest]:
             async for request in request_iterator:
-                self.sampling.extend(admission.sampling for admission in request.admit)
+                self.admissions.extend(request.admit)
                 yield request
 
         async for response in super().Steps(recorded(), context):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.router.api.scripted import new_tokenizer
-from tests.router.openai.asking import CHAT, COMPLETIONS, post, user
+from tests.router.openai.asking import CHAT, COMPLETIONS, user
 from tests.router.openai.scripted import RecordingShard, new_shard, new_templates
 from tests.support.router_server import router_server
 from text_generation_proto import generate_pb2 as pb
@@ -37,10 +37,15 @@ def sampled(
     shard: RecordingShard, client: httpx.Client, path: str = CHAT, **fields: Any
 ) -> list[pb.SamplingParameters]:
     """What reaches the shard for each sequence of a request."""
-    shard.sampling.clear()
+    return [admission.sampling for admission in admitted(shard, client, path, **fields)]
+
+
+def admitted(shard: RecordingShard, client: httpx.Client, path: str, **fields: Any) -> list[pb.Admission]:
+    shard.admissions.clear()
     prompt: dict[str, Any] = {"messages": user("capital")} if path == CHAT else {"prompt": "capital"}
-    post(client, path, {**prompt, "max_tokens": 1, **fields})
-    return list(shard.sampling)
+    answer = client.post(path, json={**prompt, "max_tokens": 1, **fields})
+    assert answer.status_code == 200, answer.text
+    return list(shard.admissions)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -77,6 +82,20 @@ def test_penalties_and_bias_mean_what_openai_means(shard: RecordingShard, client
     assert dict(zip(sampling.bias_token_ids, sampling.bias_values, strict=True)) == {10: -100.0, 3: 1.5}
     (sampling,) = sampled(shard, client, path, temperature=0, repetition_penalty=1.5)
     assert sampling.repetition_penalty == 1.5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_the_prompt_are_worked_out_only_if_asked_for(
+    shard: RecordingShard, client: httpx.Client, stream: bool
+) -> None:
+    """G13: a chat never asks for them."""
+    for fields in ({}, {"logprobs": True, "top_logprobs": 2}):
+        (admission,) = admitted(shard, client, CHAT, stream=stream, **fields)
+        assert not admission.prompt_logprobs
+    (admission,) = admitted(shard, client, COMPLETIONS, stream=stream, logprobs=2)
+    assert not admission.prompt_logprobs
+    (admission,) = admitted(shard, client, COMPLETIONS, logprobs=0, echo=True)
+    assert admission.prompt_logprobs
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
