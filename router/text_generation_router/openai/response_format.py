@@ -10,8 +10,7 @@ from typing import Any
 
 from text_generation_router.errors import InvalidRequest
 from text_generation_router.grammar.spec import ANY_OBJECT, WriteSpec, json_spec, regex_spec
-
-_KNOWN = ("text", "json_object", "json_schema", "json", "regex")
+from text_generation_router.openai.schema import RESPONSE_FORMATS
 
 
 def response_grammar(response_format: dict[str, Any] | None) -> WriteSpec | None:
@@ -19,8 +18,8 @@ def response_grammar(response_format: dict[str, Any] | None) -> WriteSpec | None
     if response_format is None:
         return None
     kind = response_format.get("type")
-    if kind not in _KNOWN:
-        raise InvalidRequest(f"`response_format.type` must be one of {', '.join(_KNOWN)}. Given: {kind}")
+    if kind not in RESPONSE_FORMATS:
+        raise InvalidRequest(f"`response_format.type` must be one of {', '.join(RESPONSE_FORMATS)}. Given: {kind}")
     if kind == "text":
         return None
     value = response_format.get("value")

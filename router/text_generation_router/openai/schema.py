@@ -184,8 +184,8 @@ class SamplingFields(FirstErrorModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-_FORMATS = ("text", "json_object", "json_schema", "json", "regex")
-ResponseFormat = Annotated[dict[str, Any], shown(required=["type"], properties={"type": {"enum": _FORMATS}})]
+RESPONSE_FORMATS = ("text", "json_object", "json_schema", "json", "regex")
+ResponseFormat = Annotated[dict[str, Any], shown(required=["type"], properties={"type": {"enum": RESPONSE_FORMATS}})]
 
 
 class ChatRequest(SamplingFields):
