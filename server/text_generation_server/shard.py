@@ -96,6 +96,10 @@ def _load(
     started_s = time.monotonic()
     dtype: torch.dtype | None = getattr(torch, settings.dtype) if settings.dtype else None
     model = load_model(Path(settings.folder), device, group, config=config, dtype=dtype)
+    if device.ops.name == "native":
+        # The kernels have threads of their own. What is left to torch, penalties for one, is too little to share out, and
+        # a second set of spinning threads on the same cores made it 10 to 100 times slower.
+        torch.set_num_threads(1)
     logger.info(
         "Loaded %s (%s, %d layers) on %s (%s) as %s in %.1f s",
         settings.model_id,

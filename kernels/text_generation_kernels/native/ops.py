@@ -28,8 +28,8 @@ from text_generation_kernels.native.library import Format, Ids, KernelError, Lib
 from text_generation_kernels.native.weights import FORMATS, Panels, WeightMemory, pack
 
 LANES = 16
-# Fewer rows to choose tokens from are done before another thread has woken up.
-_ROWS_FOR_A_TEAM = 4
+# With fewer rows to choose tokens from, the caller is done before another thread, which sleeps by then, has woken up.
+_ROWS_FOR_A_TEAM = {Op.MOST_LIKELY: 8, Op.TOP_K: 8, Op.DRAW: 4}
 _KV_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
@@ -122,7 +122,7 @@ class NativeCpuOps(Ops):
             num_rows, width = weight.out_features, weight.in_features
         else:
             if weight.dtype not in FORMATS:
-                raise KernelError(f"embedding: a table of {_name(weight.dtype)}; use float32, bfloat16 or float16")
+                raise KernelError(f"embedding: weight is {_name(weight.dtype)}; use float32, bfloat16 or float16")
             _check("embedding", "weight", weight, weight.dtype, (None, None))
             table, form, stride = weight, FORMATS[weight.dtype], weight.stride(0)
             num_rows, width = weight.shape
@@ -154,8 +154,8 @@ class NativeCpuOps(Ops):
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        size = weight.shape[-1]
-        _check_vector("add_rms_norm", "weight", weight, size)
+        _check("add_rms_norm", "weight", weight, torch.float32, (None,))
+        size = len(weight)
         _check_rows("add_rms_norm", "x", x, size)
         _check("add_rms_norm", "residual", residual, torch.float32, x.shape)
         out = torch.empty(x.shape)
@@ -246,7 +246,8 @@ class NativeCpuOps(Ops):
     def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
         _check("top_k", "logits", logits, torch.float32, (None, None))
         num_logits, vocab_size = logits.shape
-        values, ids = torch.empty(len(rows), k), torch.empty(len(rows), k, dtype=torch.int64)
+        size = (len(rows), max(k, 0))
+        values, ids = torch.empty(size), torch.empty(size, dtype=torch.int64)
         arguments = c.TopK(
             logits.data_ptr(), logits.stride(0), num_logits, vocab_size, k, values.data_ptr(), ids.data_ptr()
         )
@@ -277,7 +278,7 @@ class NativeCpuOps(Ops):
         instruction = self._instruction
         instruction.op, instruction.rows = op, Rows.TOKENS
         setattr(instruction.arguments, c.MEMBERS[op], arguments)
-        team = self._caller if step.num_tokens < _ROWS_FOR_A_TEAM else self.team
+        team = self._caller if step.num_tokens < _ROWS_FOR_A_TEAM[op] else self.team
         team.run(instruction, 1, step)
 
     def _cache(self, op: str, cache: KVCache, num_kv_heads: int, head_dim: int) -> c.Cache:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from tests.kernels.implementations import library_or_skip
 from tests.kernels.paged_steps import ROWS, Heads, build_step
-from text_generation_kernels.interface import KVCache, StepMetadata
+from text_generation_kernels.interface import CaptureRefused, KVCache, Ops, StepInputs, StepMetadata
+from text_generation_kernels.native.capture import capture
 from text_generation_kernels.native.library import KernelError
 from text_generation_kernels.native.ops import NativeCpuOps
 
@@ -19,6 +20,14 @@ from text_generation_kernels.native.ops import NativeCpuOps
 def ops() -> NativeCpuOps:
     library = library_or_skip()
     return NativeCpuOps(library, 1, library.instruction_sets[0])
+
+
+@dataclass(frozen=True)
+class Warm:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    typical_p: float = 1.0
 
 
 def f(*shape: int) -> torch.Tensor:
@@ -37,7 +46,7 @@ REFUSALS: dict[str, tuple[Callable[[NativeCpuOps], object], str]] = {
     "negative id": (lambda ops: ops.embedding(torch.tensor([-1]), f(5, 8)), "embedding: id -1 at 0 is outside"),
     "ids in int32": (lambda ops: ops.embedding(torch.tensor([1]).int(), f(5, 8)), "embedding: token_ids is int32"),
     "ids with a stride": (lambda ops: ops.embedding(torch.tensor([1, 2, 3])[::2], f(5, 8)), "token_ids is not contig"),
-    "table in float64": (lambda ops: ops.embedding(torch.tensor([1]), f(5, 8).double()), "a table of float64"),
+    "table in float64": (lambda ops: ops.embedding(torch.tensor([1]), f(5, 8).double()), "embedding: weight is fl"),
     "norm of another size": (lambda ops: ops.rms_norm(f(2, 8), f(9), 1e-5), "rms_norm: weight has shape"),
     "norm of one dimension": (lambda ops: ops.rms_norm(f(8), f(8), 1e-5), "rms_norm: x has 1 dimensions"),
     "residual of another shape": (lambda ops: ops.add_rms_norm(f(2, 8), f(3, 8), f(8), 1e-5), "residual has shape"),
@@ -47,6 +56,15 @@ REFUSALS: dict[str, tuple[Callable[[NativeCpuOps], object], str]] = {
     "too few angles": (lambda ops: ops.rotary(f(2, 4, 8), f(2, 1, 8), f(1, 4), f(1, 4)), "rotary: cos has shape"),
     "too wide angles": (lambda ops: ops.rotary(f(2, 4, 8), f(2, 1, 8), f(2, 5), f(2, 5)), "more than half of head_dim"),
     "odd gate": (lambda ops: ops.silu_and_mul(f(2, 7)), "silu_and_mul: x has 7 columns"),
+    "best of none": (lambda ops: ops.top_k(f(2, 7), [0], 0), "top_k: the 0 best of 7"),
+    "best of too few": (lambda ops: ops.top_k(f(2, 7), [0], 8), "top_k: the 8 best of 7"),
+    "best of less than none": (lambda ops: ops.top_k(f(2, 7), [0], -1), "top_k: the -1 best of 7"),
+    "best of another row": (lambda ops: ops.top_k(f(2, 7), [0, 2], 1), "top_k: id 2 at 1 is outside"),
+    "no vocabulary": (lambda ops: ops.most_likely(f(2, 0)), "most_likely: a vocabulary of 0"),
+    "nothing to draw from": (lambda ops: ops.draw(f(2, 0), [0], [Warm()], [0.5]), "draw: a vocabulary of 0"),
+    "draw from another row": (lambda ops: ops.draw(f(2, 7), [-1], [Warm()], [0.5]), "draw: id -1 at 0 is outside"),
+    "draw without noise": (lambda ops: ops.draw(f(2, 7), [0], [Warm()], []), "1 filters and 0 uniforms for 1 rows"),
+    "no temperature": (lambda ops: ops.draw(f(2, 7), [0], [Warm(0.0)], [0.5]), "row 0 has no temperature above 0"),
     "block size 8": (lambda ops: ops.new_kv_cache(1, 8, 1, 8), "block size 8 is not supported"),
 }  # fmt: skip
 
@@ -115,3 +133,88 @@ def test_keys_and_values_in_float16_are_refused() -> None:
         ValueError, match="keys and values cannot be kept in float16 on the CPU; use float32 or bfloat1"
     ):
         NativeCpuOps(library, 1, library.instruction_sets[0], torch.float16)
+
+
+CACHE_SHAPE = (STEP.num_blocks, 3, 16, 64)
+# Every tensor that an op takes, in a form that it accepts.
+ACCEPTED: dict[str, tuple[Callable[..., object], dict[str, torch.Tensor]]] = {
+    "linear": (
+        lambda ops, x, bias: ops.linear(x, ops.pack_weight(f(8, 16)), bias),
+        {"x": f(2, 16), "bias": f(8)},
+    ),
+    "embedding": (
+        lambda ops, token_ids, weight: ops.embedding(token_ids, weight),
+        {"token_ids": torch.tensor([1, 0]), "weight": f(3, 8)},
+    ),
+    "rms_norm": (lambda ops, x, weight: ops.rms_norm(x, weight, 1e-5), {"x": f(2, 8), "weight": f(8)}),
+    "add_rms_norm": (
+        lambda ops, x, residual, weight: ops.add_rms_norm(x, residual, weight, 1e-5),
+        {"x": f(2, 8), "residual": f(2, 8), "weight": f(8)},
+    ),
+    "rotary": (
+        lambda ops, q, k, cos, sin: ops.rotary(q, k, cos, sin),
+        {"q": f(2, 4, 8), "k": f(2, 1, 8), "cos": f(2, 4), "sin": f(2, 4)},
+    ),
+    "silu_and_mul": (lambda ops, x: ops.silu_and_mul(x), {"x": f(2, 8)}),
+    "store_kv": (
+        lambda ops, k, v, slot_mapping, cache_k, cache_v: ops.store_kv(
+            k, v, KVCache(cache_k, cache_v, 16), slot_mapping
+        ),
+        {
+            "k": f(2, 3, 64),
+            "v": f(2, 3, 64),
+            "slot_mapping": torch.zeros(2, dtype=torch.int32),
+            "cache_k": f(*CACHE_SHAPE),
+            "cache_v": f(*CACHE_SHAPE),
+        },
+    ),
+    "attention": (
+        lambda ops, q, positions, slot_mapping, block_tables, cache_k, cache_v: ops.attention(
+            q,
+            KVCache(cache_k, cache_v, 16),
+            replace(STEP.metadata, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables),
+            0.125,
+        ),
+        {
+            "q": STEP.q,
+            "positions": STEP.metadata.positions,
+            "slot_mapping": STEP.metadata.slot_mapping,
+            "block_tables": STEP.metadata.block_tables,
+            "cache_k": f(*CACHE_SHAPE),
+            "cache_v": f(*CACHE_SHAPE),
+        },
+    ),
+    "most_likely": (lambda ops, logits: ops.most_likely(logits), {"logits": f(2, 7)}),
+    "top_k": (lambda ops, logits: ops.top_k(logits, [1], 3), {"logits": f(2, 7)}),
+    "draw": (lambda ops, logits: ops.draw(logits, [1], [Warm()], [0.5]), {"logits": f(2, 7)}),
+}
+SPOILT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "another dtype": lambda x: x.double() if x.is_floating_point() else x.to(torch.int16),
+    "one dimension more": lambda x: x[None, None],
+    "one dimension less": lambda x: x[0],
+    "not contiguous": lambda x: torch.stack([x, x], dim=-1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, (_, tensors) in ACCEPTED.items() for name in tensors])
+def test_every_tensor_of_every_op_must_have_its_dtype_dimensions_and_strides(
+    ops: NativeCpuOps, op: str, name: str, spoil: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    call, tensors = ACCEPTED[op]
+    call(ops, **{key: tensor.clone() for key, tensor in tensors.items()})
+    with pytest.raises(KernelError, match=rf"^({op}|step): .*{name.removeprefix('cache_')}"):
+        call(ops, **tensors | {name: spoil(tensors[name])})
+
+
+def test_every_op_is_in_that_table() -> None:
+    services = {"can_embed", "pack_weight", "new_kv_cache", "kv_block_bytes", "check_block_size"}
+    assert set(ACCEPTED) == Ops.__abstractmethods__ - services
+
+
+def test_choosing_tokens_is_no_part_of_a_step(ops: NativeCpuOps) -> None:
+    def step(inputs: StepInputs) -> torch.Tensor:
+        return ops.most_likely(ops.embedding(inputs.token_ids, f(320, 8))).values
+
+    with pytest.raises(CaptureRefused, match="most_likely: tokens are chosen between steps, not in one"):
+        capture(ops, step, 8, 4)

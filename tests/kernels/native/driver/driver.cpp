@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abi.h"
@@ -285,6 +287,111 @@ void check_rowwise(const std::string& set, int threads) {
   }
 }
 
+// The tokens that the filters leave: their probabilities, 0 for the others.
+std::vector<double> surviving(const float* row, int64_t size, const TgkFilters& f) {
+  std::vector<double> scores, probs(size, 0.0);
+  for (int64_t i = 0; i < size; i++) scores.push_back((row[i] - *std::max_element(row, row + size)) / f.temperature);
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < size; i++) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
+  if (f.top_k > 0 && f.top_k < size) {
+    const double kth = scores[order[f.top_k - 1]];
+    order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t i) { return scores[i] < kth; }), order.end());
+  }
+  double total = 0, reached = 0;
+  for (int64_t i : order) total += probs[i] = exp(scores[i]);
+  if (f.top_p < 1)
+    for (int64_t i : order) {
+      if (reached >= f.top_p * total) probs[i] = 0;
+      reached += probs[i];
+    }
+  if (f.typical_p < 1) {
+    double left = 0, entropy = 0, mass = 0;
+    for (double p : probs) left += p;
+    for (double p : probs) entropy -= p > 0 ? p / left * log(p / left) : 0;
+    std::vector<std::pair<double, int64_t>> distances;
+    for (int64_t i = 0; i < size; i++)
+      if (probs[i] > 0) distances.push_back({fabs(-log(probs[i] / left) - entropy), i});
+    std::sort(distances.begin(), distances.end());
+    double furthest = distances[0].first;
+    for (const auto& distance : distances) {
+      if (mass < f.typical_p * left) furthest = distance.first;
+      if (distance.first > furthest) probs[distance.second] = 0;  // those that tie with the last stay
+      mass += probs[distance.second];
+    }
+  }
+  return probs;
+}
+
+void check_choosing(const std::string& set, int threads) {
+  TeamHandle team(threads, set);
+  for (int64_t size : {1, 17, 300, 3001}) {
+    const std::string name = set + " vocabulary " + std::to_string(size);
+    const int64_t rows = 5;
+    std::vector<float> logits = random_floats(rows * size);
+    for (float& logit : logits) logit *= 5;
+    std::vector<int64_t> ids(rows, -1), picked{4, 0, 2, 2, 1};
+    std::vector<float> values(rows, NAN), log_sums(rows, NAN);
+    TgkInstruction made = instruction(TGK_MOST_LIKELY);
+    made.most_likely = {logits.data(), size, size, ids.data(), values.data(), log_sums.data()};
+    expect(team.run(made, tokens(rows)) == 0, "most_likely runs");
+    bool is_right = true;
+    for (int64_t row = 0; row < rows; row++) {
+      const float* own = &logits[row * size];
+      double sum = 0;
+      for (int64_t i = 0; i < size; i++) sum += exp((double)own[i] - values[row]);
+      is_right = is_right && ids[row] == std::max_element(own, own + size) - own && values[row] == own[ids[row]] &&
+                 close(log_sums[row], log(sum));
+    }
+    expect(is_right, name + " most_likely");
+
+    TgkStep step = tokens(rows);
+    step.token_ids = picked.data();
+    for (int64_t k : {(int64_t)1, std::min<int64_t>(7, size), size}) {
+      std::vector<float> best(rows * k, NAN);
+      std::vector<int64_t> best_ids(rows * k, -1);
+      made = instruction(TGK_TOP_K);
+      made.top_k = {logits.data(), size, rows, size, k, best.data(), best_ids.data()};
+      expect(team.run(made, step) == 0, "top_k runs");
+      is_right = true;
+      for (int64_t row = 0; row < rows; row++) {
+        std::vector<float> sorted(&logits[picked[row] * size], &logits[picked[row] * size] + size);
+        std::sort(sorted.rbegin(), sorted.rend());
+        for (int64_t i = 0; i < k; i++)
+          is_right = is_right && best[row * k + i] == sorted[i] &&
+                     logits[picked[row] * size + best_ids[row * k + i]] == sorted[i];
+      }
+      expect(is_right, name + " top_k");
+    }
+
+    const TgkFilters kinds[] = {{1, 1, 0, 0, 1.0f},   {1, 1, 0, 0, 0.3f},  {1, 1, 0, 5, 2.0f},   {1, 1, 0, 2000, 1.0f},
+                                {0.9, 1, 0, 0, 1.0f}, {1, 0.9, 0, 0, 1.0f}, {0.8, 0.7, 0, 50, 1.5f}};
+    for (TgkFilters kind : kinds)
+      for (double uniform : {0.0, 0.31, 0.77, 1 - 0x1p-53}) {
+        kind.uniform = uniform;
+        const std::vector<TgkFilters> filters(rows, kind);
+        made = instruction(TGK_DRAW);
+        made.draw = {logits.data(), size, rows, size, filters.data(), ids.data()};
+        expect(team.run(made, step) == 0, "draw runs");
+        is_right = true;
+        for (int64_t row = 0; row < rows; row++) {
+          const std::vector<double> probs = surviving(&logits[picked[row] * size], size, kind);
+          double total = 0, before = 0;
+          for (double p : probs) total += p;
+          for (int64_t i = 0; i < ids[row]; i++) before += probs[i];
+          is_right = is_right && probs[ids[row]] > 0 && before <= uniform * total + 1e-5 * total &&
+                     before + probs[ids[row]] >= uniform * total - 1e-5 * total;
+        }
+        expect(is_right, name + " draw");
+      }
+    const TgkFilters off[] = {{1, 1, 0, 0, 1.0f}, {1, 1, 0, 0, 1.0f}};
+    made.draw.filters = off;
+    step.num_tokens = 2;
+    picked[1] = rows;
+    expect(team.run(made, step) == -1 && strstr(tgk_error(), "id 5 at 1"), "a row outside the logits is refused");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -296,6 +403,7 @@ int main() {
     for (int threads : {1, 3}) {
       check_linear(set, threads);
       check_rowwise(set, threads);
+      check_choosing(set, threads);
     }
     check_attention(set);
   }
