@@ -132,7 +132,7 @@ def test_a_killed_launcher_takes_router_and_shards_along(pair: tuple[Server, Ser
         next(events)
         server.process.kill()
         assert_gone(children)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
     assert_port_is_free(server.port)
     assert not any(path.exists() for path in sockets)
 

@@ -190,7 +190,7 @@ class _Churn:
             events = stream(client, prompt, **parameters)
             for _ in range(1 + int(fraction * num_new_tokens)):
                 next(events, None)
-            events.close()  # type: ignore[attr-defined]
+            events.close()
             return 0
         try:
             client.post("/generate", json={"inputs": prompt, "parameters": parameters}, timeout=0.01 + 0.3 * fraction)
