@@ -184,12 +184,22 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def end_on_signals() -> None:
+    """Let SIGTERM end this program as Ctrl-C does, so that what it started is stopped; SIGINT in a shell's job too."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+
+
 @contextmanager
 def stopping(program: Program) -> Iterator[Program]:
     try:
         yield program
     finally:
         program.stop()
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _answers(url: str) -> bool:

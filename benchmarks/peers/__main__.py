@@ -22,7 +22,7 @@ from benchmarks.model_folder import write_endless_model
 from benchmarks.peers.contenders import CONTENDERS, Machine, prepare
 from benchmarks.peers.measuring import Results, Work, measure, warm_up
 from benchmarks.peers.tables import PREFILL, columns, common_prefix, full_table, ratio_table, value, work_name
-from benchmarks.programs import Server, Worker, stopping
+from benchmarks.programs import Server, Worker, end_on_signals, stopping
 from benchmarks.prompts import Prompt, PromptSource
 from benchmarks.report import NoPlace, check_page, heading, plot_bars, plot_folder, publish
 from benchmarks.streams import LoadError
@@ -41,7 +41,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--isa", choices=("avx2",), help="hold all to this instruction set, where they allow it")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3, help="at most; the time may allow fewer")
-    parser.add_argument("--minutes", type=float, default=7.0, help="for measuring, after all have started")
+    parser.add_argument("--minutes", type=float, default=6.0, help="for measuring, after all have started")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=130)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -57,22 +57,25 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def start(
     names: Sequence[str], machine: Machine, stack: ExitStack
 ) -> tuple[dict[str, Server | Worker], dict[str, str]]:
-    """Start all at once and freeze each when it is ready. Returns: those, and of the others why not."""
+    """Start one after the other, since two that compute at once stall each other, and freeze each when it is ready.
+
+    Returns: those, and of the others why not.
+    """
     running: dict[str, Server | Worker] = {}
     failed: dict[str, str] = {}
     for name in names:
+        began_s = time.perf_counter()
         contender = CONTENDERS[name].start(machine)
         stack.enter_context(stopping(contender.program))
-        running[name] = contender
-    for name, contender in list(running.items()):
         try:
             contender.wait_ready()
             contender.program.freeze()
+            running[name] = contender
         except LoadError as error:
             failed[name] = str(error)
             contender.program.stop()
-            del running[name]
-        print(f"{name}: {'failed' if name in failed else 'ready'}", file=sys.stderr, flush=True)
+        outcome = "did not start" if name in failed else "ready"
+        print(f"{name}: {outcome} in {time.perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True)
     return running, failed
 
 
@@ -172,10 +175,9 @@ def main(arguments: Sequence[str]) -> int:
             for name in options.only:
                 print(f"{name}: {left_out.get(name, 'ready')}")
             return 0
-        load_before, began_s = load_average(), time.perf_counter()
+        load_before = load_average()
         running, failed = start(ready, machine, stack)
         left_out |= failed
-        print(f"started in {time.perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True)
         source = PromptSource(model / "tokenizer.json", seed=time.time_ns())
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         left_out |= warm_up(running, source, options.prefill_tokens).failures
@@ -194,6 +196,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_on_signals()
     try:
         sys.exit(main(sys.argv[1:]))
     except (LoadError, NoPlace) as error:

@@ -50,11 +50,13 @@ def measure(
 ) -> Results:
     """All contenders are frozen when this begins and when it ends. Says on stderr what it does.
 
-    After the first round a run is made only if one as long as its last fits into the budget, and if no more than a
-    tenth of the budget went into it last time: who is that slow is not measured closely.
+    A run is made only if one as long as its last fits into the budget. Who is slow is not measured closely: no second
+    run after one that took a tenth of the budget, and none at all that would take a quarter of it if it grew with the
+    number of streams.
     """
     results = Results()
     took_s: dict[tuple[str, str], float] = {}
+    by_stream_s: dict[str, float] = {}  # the last run's time divided by its streams
     started_s = time.perf_counter()
     for number in range(1, max_rounds + 1):
         for work in works:
@@ -64,11 +66,13 @@ def measure(
                     continue
                 last_s = took_s.get((name, work.name), 0.0)
                 spent_s = time.perf_counter() - started_s
-                if spent_s + last_s > budget_s or last_s > budget_s / 10:
+                grown_s = by_stream_s.get(name, 0.0) * work.num_streams if number == 1 else 0.0
+                if spent_s + last_s > budget_s or last_s > budget_s / 10 or grown_s > budget_s / 4:
                     continue
                 run = _thawed(name, contender, batch, work.new_tokens, results)
                 if run is not None:
                     took_s[name, work.name] = time.perf_counter() - started_s - spent_s
+                    by_stream_s[name] = took_s[name, work.name] / work.num_streams
                     results.runs[name, work.name].append(run)
                     print(f"round {number}: {name}, {work.name}: {took_s[name, work.name]:.1f} s", file=sys.stderr)
     return results

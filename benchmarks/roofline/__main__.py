@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.machine import load_average
 from benchmarks.model_folder import write_endless_model
-from benchmarks.programs import Server, launch, stopping
+from benchmarks.programs import Server, end_on_signals, launch, stopping
 from benchmarks.prompts import PromptSource
 from benchmarks.report import NoPlace, check_page, heading, publish
 from benchmarks.roofline.limits import Limits, NoLimits, measure_limits
@@ -214,6 +214,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_on_signals()
     try:
         sys.exit(main(sys.argv[1:]))
     except (LoadError, NoPlace, NoLimits, LibraryUnavailable) as error:
