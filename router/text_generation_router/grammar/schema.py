@@ -7,12 +7,15 @@ What is generated under the narrowed schema is valid under the given one. Object
   keyword says so: a model that may invent more of them rarely ends;
 - one space may stand between two tokens, and nothing else;
 - a `format` that nobody can check is the annotation that it is in JSON Schema;
+- a class such as `[^"]`, which excludes quotes or backslashes, excludes control characters too: the engine (llguidance
+  1.9.1) lets all escapes into a class that holds control characters, and with them what was excluded;
 - `oneOf` is taken as `anyOf`: branches that overlap cannot be told apart while writing. This alone may give an answer
   that the schema refuses.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +36,10 @@ _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )  # that the engine knows
+
+
+# An escape, a class, or a negated class, whose content is the one group.
+_CLASS = re.compile(r"\\.|\[(?!\^)\]?(?:\\.|[^\\\]])*\]|\[\^(\]?(?:\\.|[^\\\]])*)\]", re.DOTALL)
 
 
 def _is_number(value: object) -> bool:
@@ -179,10 +186,27 @@ def _narrow(schemas: list[Schema]) -> None:
         schema.pop("x-guidance", None)
         if schema.get("format") not in _FORMATS:
             schema.pop("format", None)
+        if "pattern" in schema:
+            schema["pattern"] = _without_controls(schema["pattern"])
+        if "patternProperties" in schema:
+            properties = schema["patternProperties"].items()
+            schema["patternProperties"] = {_without_controls(pattern): value for pattern, value in properties}
         if "properties" in schema and not {"type", "const", "enum"} & schema.keys():
             schema["type"] = "object"
         if not is_combined and _lists_its_keys(schema):
             schema["additionalProperties"] = False
+
+
+def _without_controls(pattern: str) -> str:
+    """A pattern whose negated classes hold no control characters, if they may exclude a quote or a backslash."""
+
+    def narrowed(found: re.Match[str]) -> str:
+        content = found[1]
+        if content is None or not set('"\\-[&') & set(content):
+            return found[0]
+        return rf"[^\x00-\x1f{content}]"
+
+    return _CLASS.sub(narrowed, pattern)
 
 
 def _lists_its_keys(schema: Schema) -> bool:

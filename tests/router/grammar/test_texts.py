@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.router.grammar.schemas import SCHEMAS
-from tests.router.grammar.walking import BYTE_LEVEL, VOCABULARIES
+from tests.router.grammar.walking import BYTE_LEVEL, VOCABULARIES, allowed
 from text_generation_router.grammar.spec import ANY_OBJECT, GrammarError, json_spec, regex_spec
 
 RECURSIVE = {
@@ -86,6 +86,38 @@ def test_texts_under_kinds_of_schemas_that_people_send(schema: dict[str, Any]) -
     assert len(texts) > 1
     for text in texts:
         Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        ('^[^"]{2}$', '\\"'),
+        (r"^[^\\]{2}$", r"\\"),
+        ("^[^!-~]{2}$", '\\"'),
+        (r'^x[^\s"]+$', '\\"'),
+        (r'^\[[^"]*$', '\\"'),
+        ('^(?:[a^]|[^"])b$', '\\"'),
+    ],
+)
+def test_what_a_class_excludes_does_not_come_as_an_escape(pattern: str, wrong: str) -> None:
+    grammar = BYTE_LEVEL.compile(json_spec({"type": "string", "pattern": pattern}))
+    beginning = re.fullmatch(r"\^(x|\\\[|)(.*)", pattern)
+    assert beginning is not None
+    constraint = grammar.constraint()
+    for character in '"' + beginning[1].removeprefix("\\") + wrong[0]:
+        token_id = BYTE_LEVEL.data.index(character.encode())
+        if token_id not in allowed(constraint.mask()):
+            return
+        constraint.accept(token_id)
+    assert BYTE_LEVEL.data.index(wrong[1].encode()) not in allowed(constraint.mask())
+
+
+def test_a_class_that_excludes_something_else_still_holds_line_ends() -> None:
+    grammar = BYTE_LEVEL.compile(json_spec({"type": "string", "pattern": "^[^,;]{2}$"}))
+    constraint = grammar.constraint()
+    for character in '"\\':
+        constraint.accept(BYTE_LEVEL.data.index(character.encode()))
+    assert BYTE_LEVEL.data.index(b"n") in allowed(constraint.mask())
 
 
 def test_keys_come_in_the_schema_s_order_and_only_they() -> None:
