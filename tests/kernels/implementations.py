@@ -17,7 +17,13 @@ from torch import Tensor
 from tests.kernels.paged_steps import Heads
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Device, Ops
-from text_generation_kernels.native.library import Library, LibraryUnavailable, load_library
+from text_generation_kernels.native.library import (
+    INSTRUCTION_SET_VARIABLE,
+    Library,
+    LibraryUnavailable,
+    load_library,
+    wanted_instruction_set,
+)
 from text_generation_kernels.native.ops import NativeCpuOps
 
 
@@ -33,6 +39,8 @@ class Implementation:
 
 
 def library_or_skip() -> Library:
+    if wanted_instruction_set() == "none":
+        pytest.skip(f"the native CPU kernels are turned off by {INSTRUCTION_SET_VARIABLE}")
     try:
         return load_library()
     except LibraryUnavailable as error:

@@ -66,6 +66,7 @@ def test_without_the_library_torch_computes_and_the_log_says_so(
     def no_library() -> None:
         raise LibraryUnavailable("the native CPU kernels are not built")
 
+    monkeypatch.delenv(INSTRUCTION_SET_VARIABLE, raising=False)
     monkeypatch.setattr("text_generation_kernels.cpu.device.load_library", no_library)
     assert CpuDevice(kv_dtype=None).ops.name == "cpu"
     assert caplog.messages == ["computing with plain torch, several times slower: the native CPU kernels are not built"]
