@@ -1,7 +1,8 @@
 """Guesses the next tokens of a text that repeats itself: what followed its last few tokens when they came before.
 
-Answers about a document, code that is edited and lists in JSON repeat much of their prompt, word for word. To guess takes
-no model: the step that computes the next token computes the guesses beside it, and keeps those that sampling gives too.
+Answers about a document, code that is edited and lists in JSON repeat much of their prompt, word for word. No model is
+needed to guess: the step that computes the next token computes the guesses beside it, and keeps those that sampling
+gives too.
 
 Knows one sequence's token ids; knows nothing about steps or blocks.
 """
