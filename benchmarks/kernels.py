@@ -150,7 +150,7 @@ def report_steps(models: Mapping[str, CausalLM], limits: Limits, seconds: float,
             step = step_function(model, num_blocks)
             variants[f"{name} op by op"] = partial(step, inputs)
             if name != "torch":
-                captured = model.device.capture(step, 64, 64)
+                captured = model.device.capture(step, 64, 64, 64)
                 variants[name] = partial(captured, inputs)
             weights = [*linear_weights(model), model.head.weight]
             num_bytes = sum(weight.nbytes for weight in weights)

@@ -41,6 +41,8 @@ class StepMetadata:
     """Where each token of a step stands. Rows lie one after the other in the flat batch, without padding.
 
     A row may be empty only if the whole step is. Lengths stay on the host, where the router's plan made them known.
+    Behind the last row a step may have tokens of no row, where the ops want its size to be a multiple of something:
+    they are written nowhere and attend to nothing.
     """
 
     positions: Tensor  # [num_tokens] int64 on the device: each token's position in its sequence
@@ -125,6 +127,8 @@ class Ops(ABC):
 
     name: str
     activation_dtype: torch.dtype
+    token_multiple: int = 1  # sizes of steps are to be rounded up to this
+    spare_kv_blocks: int = 0  # blocks that `new_kv_cache` allocates beside those that were asked for
 
     @property
     def description(self) -> str:
@@ -144,6 +148,11 @@ class Ops(ABC):
                 the result never shares memory with a tensor that something else still uses, unless it is `weight`
                 itself in the right layout already.
         """
+
+    def pack_table(self, table: Tensor) -> PackedWeight:
+        """`pack_weight` of a weight whose rows are looked up, too: in a layout that `embedding` reads, where one serves
+        both."""
+        return self.pack_weight(table)
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
@@ -301,6 +310,8 @@ class Device(ABC):
     ops: Ops
     default_block_size: int
     process_group_backend: str  # torch.distributed's name: "gloo" or "hccl"
+    has_bfloat16: bool = True
+    broadcasts: bool = True  # whether that backend has broadcast
 
     @abstractmethod
     def memory(self) -> MemoryInfo:
@@ -323,11 +334,13 @@ class Device(ABC):
         """Wait until everything launched has finished; errors of the device surface here."""
 
     @abstractmethod
-    def capture(self, function: StepFunction, max_tokens: int, max_sampled: int) -> CapturedStep:
+    def capture(self, function: StepFunction, max_tokens: int, max_sampled: int, max_blocks: int) -> CapturedStep:
         """Record a step function, so that steps up to a size can be replayed without the host's work between ops.
 
         The function is run a few times on made-up tokens, which write nothing into the caches. Whatever it does between
         ops must be views.
 
+        Args:
+            max_blocks: of a row, in `block_tables`.
         Raises: CaptureRefused.
         """

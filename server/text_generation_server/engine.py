@@ -90,13 +90,17 @@ class Engine:
         self.free()
         model = self.model
         self._table = SequenceTable(
-            shape.max_sequences, shape.max_total_tokens, shape.block_size, self.device.torch_device
+            shape.max_sequences,
+            shape.max_total_tokens,
+            shape.block_size,
+            self.device.torch_device,
+            token_multiple=self.device.ops.token_multiple,
         )
         self._kv_caches = tuple(
             self.device.ops.new_kv_cache(shape.num_blocks, shape.block_size, model.num_kv_heads_local, model.head_dim)
             for _ in range(model.num_layers)
         )
-        self._captured = self._capture(shape.max_sequences) if self._capture_steps else None
+        self._captured = self._capture(shape) if self._capture_steps else None
 
     def free(self) -> None:
         self._captured = None
@@ -153,7 +157,7 @@ class Engine:
         assert self._table is not None, "a step before Warmup"
         return self._table
 
-    def _capture(self, max_sampled: int) -> CapturedStep | None:
+    def _capture(self, shape: CacheShape) -> CapturedStep | None:
         """None, with a line in the log, where steps of this model on this device cannot be captured."""
 
         def step(inputs: StepInputs) -> Tensor:
@@ -164,7 +168,8 @@ class Engine:
 
         try:
             with torch.inference_mode():
-                return self.device.capture(step, _CAPTURED_TOKENS, max_sampled)
+                max_blocks = -(-shape.max_total_tokens // shape.block_size)
+                return self.device.capture(step, _CAPTURED_TOKENS, shape.max_sequences, max_blocks)
         except CaptureRefused as refused:
             logger.info("steps run op by op: %s", refused)
             return None

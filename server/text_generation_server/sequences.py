@@ -27,7 +27,7 @@ class StepBatch:
     """One step's rows as tensors, with their lengths on the host."""
 
     step: StepMetadata
-    token_ids: Tensor  # [num_tokens] int64 on the device
+    token_ids: Tensor  # [num_tokens, and padding] int64 on the device
     sampled_table_index: IntArray  # [num_sampled_rows]: the rows that sample, in row order
     # Guesses of each row that samples, [num_sampled_rows] of tuples; None: no row has any, and num_sampled is as many.
     guesses: tuple[tuple[int, ...], ...] | None
@@ -51,11 +51,24 @@ class ScoredSpan:
 class SequenceTable:
     """Owns what a shard remembers of its sequences between steps."""
 
-    def __init__(self, max_sequences: int, max_total_tokens: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_sequences: int,
+        max_total_tokens: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        token_multiple: int = 1,
+    ) -> None:
+        """
+        Args:
+            token_multiple: sizes of steps are rounded up to this, with tokens of no row.
+        """
         self.max_sequences = max_sequences
         self.max_total_tokens = max_total_tokens
         self.block_size = block_size
         self._device = device
+        self._token_multiple = token_multiple
         max_blocks = -(-max_total_tokens // block_size)
         self.token_ids = torch.zeros(max_sequences, max_total_tokens, dtype=torch.int64, device=device)
         self._block_tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
@@ -135,6 +148,10 @@ class SequenceTable:
         scored = tuple(self._scored_spans(rows, starts, counts, cu_seqlens)) if self._scores_prompt[rows].any() else ()
         self._num_computed[rows] = kv_lens - num_guesses  # the right ones are counted by `append_sampled`
 
+        padding = -len(positions) % self._token_multiple
+        if padding:
+            positions, token_rows = np.pad(positions, (0, padding)), np.pad(token_rows, (0, padding))
+            slots = np.pad(slots, (0, padding), constant_values=-1)
         # One copy to the device: positions, rows and sampled tokens are columns of one buffer.
         columns = torch.from_numpy(np.concatenate((positions, token_rows, sampled_tokens))).to(self._device)
         num_tokens = len(positions)

@@ -142,6 +142,7 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     memory = MemoryInfo(now.total_bytes, max(now.free_bytes - working_bytes, 0))
     used_bytes = device.used_memory_bytes() + working_bytes
     usable = cache_bytes(device.kind, memory, used_bytes, budget, group.world_size)
+    usable = max(usable - device.ops.spare_kv_blocks * engine.block_bytes, 0)
     usable = group.all_reduce_min(usable)
     shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
     engine.allocate(shape)

@@ -71,7 +71,7 @@ class CpuDevice(Device):
     def synchronize(self) -> None:
         return None
 
-    def capture(self, function: StepFunction, max_tokens: int, max_sampled: int) -> CapturedStep:
+    def capture(self, function: StepFunction, max_tokens: int, max_sampled: int, max_blocks: int) -> CapturedStep:
         if not isinstance(self.ops, NativeCpuOps):
             raise CaptureRefused("plain torch ops cannot be replayed")
         return capture(self.ops, function, max_tokens, max_sampled)

@@ -83,6 +83,6 @@ def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParal
                 f"the head is used as it was shipped"
             )
             head = shipped
-    packed = ops.pack_weight(head)
+    packed = ops.pack_table(head) if head is table else ops.pack_weight(head)
     shared = packed if head is table and ops.can_embed(packed) else table
     return Embedding(ops, group, shared, table.dtype, span), Head(ops, group, packed, vocab_size)

@@ -167,4 +167,4 @@ def test_work_in_place_between_ops_is_noticed() -> None:
 
 def test_plain_torch_ops_cannot_be_captured() -> None:
     with pytest.raises(CaptureRefused, match="plain torch ops cannot be replayed"):
-        CpuDevice(native=False).capture(lambda inputs: inputs.token_ids, 8, 4)
+        CpuDevice(native=False).capture(lambda inputs: inputs.token_ids, 8, 4, 1)
