@@ -137,7 +137,10 @@ def report(
         ratio_table(names, shown, results),
     ]
     if options.isa and (free := [CONTENDERS[name].label for name in names if not CONTENDERS[name].obeys_isa]):
-        lines += ["", f"Not held to {options.isa}, since they choose by themselves: {', '.join(free)}."]
+        lines += [
+            "",
+            f"Held to {options.isa} only in oneDNN's products, the rest chooses by itself: {', '.join(free)}.",
+        ]
     lines += [""] if left_out else []
     lines += [f"- {CONTENDERS[name].label} is left out: {_one_line(reason)}" for name, reason in left_out.items()]
     return "\n".join(lines) + "\n"

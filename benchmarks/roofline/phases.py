@@ -76,7 +76,9 @@ class StepPhases:
         self._steps: dict[str, NativeStep] = {}
         by_phase = defaultdict(list)
         for recorded in recorder.recorded:
-            by_phase[self._phase(recorded.instruction)].append(recorded)
+            instruction = getattr(recorded, "instruction", None)
+            if instruction is not None:  # what a group of ranks does between instructions, a lone one does not
+                by_phase[self._phase(instruction)].append(recorded)
         for phase, part in by_phase.items():
             one = copy.copy(recorder)
             one.recorded = part

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's continuous batching on a GGUF file; arguments: file, threads. It has no HTTP server in its wheel.
+"""OpenVINO GenAI's continuous batching on a GGUF file; arguments: file, threads, precision ("": its own).
 
-Runs in an environment of its own. Answers each JSON order on stdin with one `Run`.
+Its wheel holds no HTTP server. Runs in an environment of its own. Answers each JSON order on stdin with one `Run`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def main() -> None:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = 1  # GB
     scheduler.max_num_seqs = 64
-    properties = {"INFERENCE_NUM_THREADS": int(sys.argv[2])}
+    properties: dict[str, object] = {"INFERENCE_NUM_THREADS": int(sys.argv[2])}
+    if sys.argv[3]:
+        properties["INFERENCE_PRECISION_HINT"] = sys.argv[3]
     pipeline = openvino_genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU", properties)
     print("> ready", flush=True)
     for line in sys.stdin:
