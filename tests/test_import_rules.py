@@ -18,6 +18,7 @@ OURS = {
     "text_generation_router": "router",
     "text_generation_launcher": "launcher",
     "text_generation_benchmark": "bench",
+    "text_generation_npu_emulator": "emulator",
 }
 ALLOWED = {
     "text_generation_proto": set(),
@@ -29,8 +30,13 @@ ALLOWED = {
         "text_generation_cli",
         "text_generation_router.settings",
         "text_generation_server.settings",
+        # `doctor` judges a machine by the rules that shards follow. Both modules are tables and arithmetic (below).
+        "text_generation_server.sharding",
+        "text_generation_kernels.npu.soc",
     },
     "text_generation_benchmark": {"text_generation_proto", "text_generation_cli", "text_generation_router"},
+    # Imported by nobody: the NPU backend loads it by name when an environment variable asks for it.
+    "text_generation_npu_emulator": set(),
 }
 FORBIDDEN = {
     "text_generation_router": {"torch", "torch_npu", "transformers"},
@@ -75,6 +81,17 @@ def test_scheduling_imports_the_standard_library_only() -> None:
                 top = module.partition(".")[0]
                 inside = module.startswith("text_generation_router.scheduling")
                 assert inside or top in sys.stdlib_module_names, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("module", ["text_generation_server.sharding", "text_generation_kernels.npu.soc"])
+def test_what_the_launcher_takes_from_the_shards_is_the_standard_library_alone(module: str) -> None:
+    """Its packages too: they run when a module of theirs is imported."""
+    package, *inner = module.split(".")
+    folders = [ROOT / OURS[package] / "/".join([package, *inner[:depth]]) for depth in range(len(inner))]
+    files = [*(folder / "__init__.py" for folder in folders), (folders[-1] / inner[-1]).with_suffix(".py")]
+    for file in files:
+        tops = {name.partition(".")[0] for name in imported_modules(file)}
+        assert tops <= sys.stdlib_module_names, f"{file} imports {tops - sys.stdlib_module_names}"
 
 
 def test_torch_npu_is_imported_by_the_npu_backend_alone() -> None:

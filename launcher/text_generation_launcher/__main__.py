@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from text_generation_cli import logs
 from text_generation_cli.options import Values
+from text_generation_launcher.doctor.at_start import check_before_launch
+from text_generation_launcher.doctor.command import COMMAND as DOCTOR
+from text_generation_launcher.doctor.command import run_doctor
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.launch import Launch
 from text_generation_launcher.machine import describe_machine
@@ -16,7 +19,7 @@ from text_generation_launcher.plan import LaunchPlan, is_given, make_plan, with_
 from text_generation_launcher.ports import check_http_port, choose_master_port
 from text_generation_launcher.settings import parse_command_line
 from text_generation_launcher.socket_prefix import SocketPrefix
-from text_generation_launcher.stop import StopRequest
+from text_generation_launcher.stop import Stopped, StopRequest
 
 _PACKAGE = "text_generation_launcher"
 
@@ -25,9 +28,12 @@ logger = logging.getLogger(_PACKAGE)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop. Returns 0 if a signal said so, 1 after a failure; a bad command line exits with 2."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == [DOCTOR]:
+        return run_doctor(arguments[1:], dict(os.environ))
     stop = StopRequest()
     stop.install()
-    values = parse_command_line(sys.argv[1:] if argv is None else argv, os.environ)
+    values = parse_command_line(arguments, os.environ)
     console = logs.set_up(
         _PACKAGE,
         logs.parse_level(os.environ.get("LOG_LEVEL", "info"), _PACKAGE),
@@ -40,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
+    except Stopped:
+        return 0
     return 0
 
 
@@ -65,6 +73,7 @@ def _launch(plan: LaunchPlan, values: Values, stop: StopRequest, console: logs.C
     if plan.num_shards > 1:
         logger.info("Sharding model on %d processes", plan.num_shards)
 
+    check_before_launch(plan, values, stop)
     check_http_port(plan.router.hostname, plan.router.port)
     prefix_is_given = is_given(values, "shard_uds_path")
     first = launcher.shard_uds_path

@@ -30,14 +30,19 @@ def choose_master_port(port: int, *, is_given: bool, may_use_default: bool) -> i
     Raises:
         LauncherError: the port that the user gave is in use.
     """
-    is_free = _try_bind("127.0.0.1", port) is None
-    if is_given and not is_free:
+    is_unused = is_free("127.0.0.1", port)
+    if is_given and not is_unused:
         raise invalid(f"port {port} is in use; choose another with --master-port")
-    if is_given or (is_free and may_use_default):
+    if is_given or (is_unused and may_use_default):
         return port
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def is_free(hostname: str, port: int) -> bool:
+    """Whether somebody could listen there."""
+    return _try_bind(hostname, port) is None
 
 
 def _try_bind(hostname: str, port: int) -> OSError | None:

@@ -1,0 +1,85 @@
+"""Findings about what was asked for: the device, options that contradict each other, ports, runtime variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from text_generation_launcher.doctor.facts import Facts
+from text_generation_launcher.doctor.findings import Finding, error, note, ok, warning
+from text_generation_launcher.doctor.host import Host
+from text_generation_launcher.doctor.target import Asked, Target
+from text_generation_launcher.errors import LauncherError
+from text_generation_launcher.ports import check_http_port, choose_master_port, is_free
+
+# HCCL listens from this port on unless HCCL_IF_BASE_PORT says otherwise.
+_HCCL_BASE_PORT = 60000
+_HCCL_NUM_PORTS = 16
+VARIABLES = (
+    "ASCEND_LAUNCH_BLOCKING",
+    "HCCL_BUFFSIZE",
+    "HCCL_IF_BASE_PORT",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_NPU_ALLOC_CONF",
+)
+
+
+def judge_settings(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
+    for problem in target.problems:
+        yield error("options", problem, "")
+    if target.devices is not None:
+        message = target.devices.message
+        if target.devices.is_surprising:
+            yield warning("device", message, "unset the variable, or install torch_npu")
+        else:
+            yield ok("device", message)
+    yield from _ports(facts, target, asked)
+    if target.is_npu:
+        yield from _variables(facts, asked)
+
+
+def taken_hccl_ports(host: Host) -> tuple[int, ...]:
+    """Ports of HCCL's range that somebody listens on."""
+    text = host.environ.get("HCCL_IF_BASE_PORT", "")
+    base = int(text) if text.isdigit() and int(text) + _HCCL_NUM_PORTS <= 65536 else _HCCL_BASE_PORT
+    return tuple(port for port in range(base, base + _HCCL_NUM_PORTS) if not is_free("0.0.0.0", port))
+
+
+def _ports(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
+    router, serve = asked.router, asked.serve
+    try:
+        check_http_port(router.hostname, router.port)
+        yield ok("http-port", f"port {router.port} on {router.hostname} is free")
+    except LauncherError as taken:
+        yield error("http-port", taken.message, "")
+    if target.num_shards == 1:
+        return
+    try:
+        choose_master_port(serve.master_port, is_given=asked.gave_master_port, may_use_default=True)
+    except LauncherError as taken:
+        yield error("master-port", taken.message, "")
+    if target.is_npu and facts.taken_ports:
+        seen = f"of HCCL's ports, {', '.join(map(str, facts.taken_ports))} are in use, perhaps by another server"
+        remedy = "set HCCL_IF_BASE_PORT to the first of 16 free ports, another for each server"
+        yield warning("hccl-ports", seen, remedy)
+
+
+def _variables(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    allocator = facts.variables.get("PYTORCH_NPU_ALLOC_CONF", "")
+    clashing = [name for name in ("max_split_size_mb", "garbage_collection_threshold") if name in allocator]
+    if "expandable_segments:True" in allocator.replace(" ", "") and clashing:
+        seen = f"PYTORCH_NPU_ALLOC_CONF={allocator} combines expandable_segments with {' and '.join(clashing)}"
+        yield error("allocator", seen, "keep one of them", "expandable_segments alone")
+    if allocator and "PYTORCH_ALLOC_CONF" in facts.variables:
+        yield warning(
+            "allocator-twice",
+            "PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, which new torch_npu refuses",
+            "unset one of them",
+        )
+    captures = any(asked.serve.cuda_graphs)
+    if facts.variables.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        seen = "ASCEND_LAUNCH_BLOCKING=1 makes every op wait"
+        if captures:
+            remedy = "unset it, or give --cuda-graphs 0"
+            yield warning("launch-blocking", f"{seen}, and no step can be captured with it", remedy)
+        else:
+            yield note("launch-blocking", seen, "unset it to serve at full speed")
