@@ -103,7 +103,9 @@ def make_plan(values: Values, environ: Mapping[str, str]) -> LaunchPlan:
     check_options(launcher, router, serve)
     if launcher.model_id is not None:
         check_model_path(launcher.model_id)
-    has_torch_npu = importlib.util.find_spec("torch_npu") is not None
+    # An emulated NPU brings its torch_npu along when the shard starts.
+    is_emulated = bool(environ.get("TEXT_GENERATION_NPU_EMULATOR"))
+    has_torch_npu = is_emulated or importlib.util.find_spec("torch_npu") is not None
     devices = find_devices(serve.device, environ, has_torch_npu=has_torch_npu)
     num_shards = count_shards(launcher.sharded, launcher.num_shard, devices)
     check_shards(num_shards, serve)

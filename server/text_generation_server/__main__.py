@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -48,6 +49,8 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "downlo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # Else `import torch` imports torch_npu by itself and fails as a whole where CANN is not on the library path.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ("-V", "--version"):
         print(f"{_PROGRAM} {__version__}")

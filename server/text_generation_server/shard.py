@@ -15,6 +15,7 @@ import torch
 from text_generation_cli.ready import report_ready
 from text_generation_kernels.devices import DeviceUnavailable, select_device
 from text_generation_kernels.interface import Device
+from text_generation_kernels.npu.device import NpuOptions
 from text_generation_server.engine import Engine
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import check_shards, load_model
@@ -50,6 +51,7 @@ def run_shard(settings: ServeSettings) -> int:
             kv_dtype=None if settings.kv_cache_dtype is None else getattr(torch, settings.kv_cache_dtype),
             quantize=settings.quantize,
             native=False if settings.disable_custom_kernels else None,
+            npu=_npu_options(settings),
         )
         block_size = settings.block_size or device.default_block_size
         device.ops.check_block_size(block_size)
@@ -85,6 +87,19 @@ def _check_served(settings: ServeSettings) -> None:
         )
 
 
+def _npu_options(settings: ServeSettings) -> NpuOptions:
+    layout = settings.weight_layout
+    if layout == "auto" and settings.npu_need_nz is not None:
+        layout = "nz" if settings.npu_need_nz else "nd"
+    return NpuOptions(
+        dtype=getattr(torch, settings.dtype) if settings.dtype else None,
+        weight_layout=layout,
+        graph_sizes=settings.cuda_graphs,
+        family=os.environ.get("NPU_FAMILY"),
+        is_plain=settings.disable_custom_kernels,
+    )
+
+
 def _model_config(settings: ServeSettings) -> ModelConfig:
     config = ModelConfig.from_hf(Path(settings.folder))
     return config.with_rope_scaling(settings.rope_scaling, settings.rope_factor)
@@ -95,6 +110,8 @@ def _load(
 ) -> Engine:
     started_s = time.monotonic()
     dtype: torch.dtype | None = getattr(torch, settings.dtype) if settings.dtype else None
+    if device.kind == "npu":
+        dtype = device.ops.activation_dtype  # on the host, where every type is there to be converted from
     model = load_model(Path(settings.folder), device, group, config=config, dtype=dtype)
     if device.ops.name == "native":
         # The kernels have threads of their own. What is left to torch, penalties for one, is too little to share out, and

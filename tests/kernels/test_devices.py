@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_kernels.devices import DeviceUnavailable, require_cpu, select_device
+from text_generation_kernels.devices import DeviceUnavailable, choose_kind, select_device
 from text_generation_kernels.npu_probe import NpuProbe, probe_npu
 
 ABSENT = NpuProbe(installed=False)
@@ -19,26 +19,35 @@ TWO_CARDS = NpuProbe(installed=True, num_cards=2)
 
 
 @pytest.mark.parametrize(
+    ("requested", "npu", "expected"),
+    [
+        ("cpu", ABSENT, "cpu"),
+        ("cpu", BROKEN, "cpu"),
+        ("cpu", TWO_CARDS, "cpu"),
+        ("auto", ABSENT, "cpu"),
+        ("auto", TWO_CARDS, "npu"),
+        ("npu", TWO_CARDS, "npu"),
+    ],
+)
+def test_the_kind_of_device_follows_from_what_was_asked_and_found(requested: str, npu: NpuProbe, expected: str) -> None:
+    assert choose_kind(requested, npu) == expected
+
+
+@pytest.mark.parametrize(
     ("requested", "npu", "refusal"),
     [
-        ("cpu", ABSENT, None),
-        ("cpu", BROKEN, None),
-        ("cpu", TWO_CARDS, None),
-        ("auto", ABSENT, None),
-        ("auto", BROKEN, "does not load (ImportError: libhccl.so: cannot open shared object file)"),
+        ("auto", BROKEN, "does not load (ImportError: libhccl.so: cannot open shared object file; torch_npu"),
+        ("auto", BROKEN, "source CANN's set_env.sh"),
+        ("npu", BROKEN, "source CANN's set_env.sh"),
         ("auto", NO_CARD, "torch_npu is installed but sees no card"),
-        ("auto", TWO_CARDS, "2 NPU card(s) seen, but this version has no NPU backend; use --device cpu"),
-        ("npu", ABSENT, "device npu was asked for, but this version has no NPU backend; use --device cpu"),
-        ("npu", TWO_CARDS, "device npu was asked for, but this version has no NPU backend; use --device cpu"),
+        ("npu", NO_CARD, "torch_npu is installed but sees no card"),
+        ("npu", ABSENT, "device npu was asked for, but torch_npu is not installed; install it or use --device cpu"),
         ("cuda", ABSENT, "unknown device 'cuda'; use auto, cpu or npu"),
     ],
 )
-def test_the_cpu_is_right_or_refused_with_one_line(requested: str, npu: NpuProbe, refusal: str | None) -> None:
-    if refusal is None:
-        require_cpu(requested, npu)
-        return
+def test_a_device_that_cannot_be_had_is_refused_with_one_line(requested: str, npu: NpuProbe, refusal: str) -> None:
     with pytest.raises(DeviceUnavailable) as refused:
-        require_cpu(requested, npu)
+        choose_kind(requested, npu)
     message = str(refused.value)
     assert refusal in message
     assert "\n" not in message
@@ -105,10 +114,16 @@ def test_cpu_does_not_touch_torch_npu(torch_npu: Callable[[str], None]) -> None:
     assert select_device("cpu", rank=0).kind == "cpu"
 
 
-def test_auto_with_a_card_is_refused_in_this_version(torch_npu: Callable[[str], None]) -> None:
+def test_a_shard_without_a_card_of_its_own_is_refused(torch_npu: Callable[[str], None]) -> None:
     torch_npu(CARDS)
-    with pytest.raises(DeviceUnavailable, match="8 NPU card"):
-        select_device("auto", rank=0)
+    with pytest.raises(ValueError, match=r"shard 8 wants an NPU of its own, and 8 are visible; use fewer shards"):
+        select_device("auto", rank=8)
+
+
+def test_int8_weights_are_refused_on_the_npu(torch_npu: Callable[[str], None]) -> None:
+    torch_npu(CARDS)
+    with pytest.raises(ValueError, match="--quantize w8a16 is not served on the NPU yet"):
+        select_device("npu", rank=0, quantize="w8a16")
 
 
 def test_auto_with_a_broken_torch_npu_is_refused_with_the_cause(torch_npu: Callable[[str], None]) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from text_generation_kernels.interface import CapturedStep, Device, MemoryInfo, StepFunction
 from text_generation_kernels.npu.graphs import capture_decode
-from text_generation_kernels.npu.nz import WantedLayout
 from text_generation_kernels.npu.ops import NpuOps
 from text_generation_kernels.npu.soc import Family, acting_as, classify
 
@@ -25,7 +24,7 @@ class NpuOptions:
     """What a server may be told about its NPU."""
 
     dtype: torch.dtype | None = None  # of weights, activations, keys and values; None: float16
-    weight_layout: WantedLayout = "auto"
+    weight_layout: str = "auto"
     graph_sizes: Sequence[int] = ()  # rows of the decode steps to capture
     family: str | None = None  # treat the chip as one of a lesser family
     is_plain: bool = False  # compute with plain torch ops

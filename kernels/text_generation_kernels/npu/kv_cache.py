@@ -19,7 +19,7 @@ from torch import Tensor
 
 from text_generation_kernels.interface import KVCache
 from text_generation_kernels.npu.candidates import Choice
-from text_generation_kernels.npu.schemas import InstalledOps, OpUnavailable
+from text_generation_kernels.npu.schemas import InstalledOps
 from text_generation_kernels.npu.soc import Family
 
 Layout = Literal["nd", "nz"]
@@ -109,7 +109,7 @@ def store_candidates(installed: InstalledOps, family: Family) -> Choice[Store, S
     if family.name == "A5":
         choice.add("npu_scatter_pa_kv_cache", lambda: _scatter_pa(installed), _nd_only)
     elif family.name != "A1":
-        choice.add("_npu_reshape_and_cache", lambda: _reshape_and_cache(installed))
+        choice.add("_npu_reshape_and_cache", lambda: _reshape_and_cache(installed), _atb_refusal(family))
     choice.add("npu_scatter_nd_update_", lambda: _scatter_nd(installed), _nd_only)
     choice.add("composed", lambda: _index_copy, _nd_only)
     return choice
@@ -117,6 +117,17 @@ def store_candidates(installed: InstalledOps, family: Family) -> Choice[Store, S
 
 def _nd_only(shape: StoreShape) -> str | None:
     return None if shape.layout == "nd" else "it writes ND caches only"
+
+
+def _atb_refusal(family: Family) -> Callable[[StoreShape], str | None]:
+    layout = "nz" if family.name == "310P" else "nd"
+
+    def refusal(shape: StoreShape) -> str | None:
+        if shape.dtype.itemsize != 2:
+            return f"{str(shape.dtype).removeprefix('torch.')} is not a type of 16 bits"
+        return None if shape.layout == layout else f"on this chip it is for caches in {layout}"
+
+    return refusal
 
 
 def _reshape_and_cache(installed: InstalledOps) -> Store:
@@ -155,13 +166,3 @@ def _index_copy(k: Tensor, v: Tensor, cache: NpuKVCache, slots: Tensor) -> None:
     indices = slots.long()
     cache.k.flatten(0, 1).index_copy_(0, indices, k)
     cache.v.flatten(0, 1).index_copy_(0, indices, v)
-
-
-def layout_unavailable(installed: InstalledOps) -> str | None:
-    """Why caches cannot be in NZ with the installed wheel; None: they can."""
-    try:
-        installed.bind("npu_format_cast", "input", "acl_format")
-        installed.bind("get_npu_format", "input")
-    except OpUnavailable as error:
-        return str(error)
-    return None

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from text_generation_kernels.npu.soc import Family
 
 logger = logging.getLogger(__name__)
 
-WantedLayout = Literal["auto", "nd", "nz"]
+WANTED_LAYOUTS = ("auto", "nd", "nz")
 
 ND_FORMAT = 2
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -80,9 +80,11 @@ class WeightPacker:
         dtype: torch.dtype,
         family: Family,
         *,
-        wanted: WantedLayout = "auto",
+        wanted: str = "auto",
         stopwatch: Stopwatch | None = None,
     ) -> None:
+        if wanted not in WANTED_LAYOUTS:
+            raise ValueError(f"unknown weight layout {wanted!r}; use {', '.join(WANTED_LAYOUTS)}")
         self._torch_npu = torch_npu
         self._device = device
         self._dtype = dtype

@@ -37,7 +37,7 @@ from text_generation_kernels.npu.kv_cache import (
 )
 from text_generation_kernels.npu.linear import LinearShape, linear_candidates
 from text_generation_kernels.npu.norms import NormShape, add_norm_candidates, norm_candidates
-from text_generation_kernels.npu.nz import WantedLayout, WeightPacker
+from text_generation_kernels.npu.nz import WeightPacker
 from text_generation_kernels.npu.op_table import op_records
 from text_generation_kernels.npu.rotary import RotaryShape, RotaryTables, rotary_candidates
 from text_generation_kernels.npu.schemas import InstalledOps, Lookup, registered_op
@@ -68,7 +68,7 @@ class NpuOps(Ops):
         device: torch.device,
         dtype: torch.dtype = torch.float16,
         *,
-        weight_layout: WantedLayout = "auto",
+        weight_layout: str = "auto",
         lookup: Lookup = registered_op,
     ) -> None:
         self.family = family
@@ -137,8 +137,10 @@ class NpuOps(Ops):
         if store is None:
             return None
         try:
-            cache = new_cache(self._torch_npu, self.torch_device, self.activation_dtype, "nd", (1, 128, 1, 128))
-            k = torch.zeros(1, 1, 128, dtype=self.activation_dtype, device=self.torch_device)
+            dtype: torch.dtype = torch.float16
+            layout: Layout = "nd" if store.refusal(StoreShape("nd", dtype)) is None else "nz"
+            cache = new_cache(self._torch_npu, self.torch_device, dtype, layout, (1, 128, 1, 128))
+            k = torch.zeros(1, 1, 128, dtype=dtype, device=self.torch_device)
             store.run(k, k, cache, torch.zeros(1, dtype=torch.int32, device=self.torch_device))
             self._torch_npu.npu.synchronize()
         except (RuntimeError, OSError) as error:

@@ -77,6 +77,11 @@ def load_model(
                 on_progress(index + 1, config.num_layers)
         norm = reader.vector("model.norm.weight", config.hidden_size)
         _report_unread(checkpoint)
+        if reader.clamped:
+            logger.warning(
+                f"{folder}: {sum(reader.clamped.values())} values in {', '.join(list(reader.clamped)[:3])} are beyond "
+                f"float16 and set to +-65504, since {device.name} has no bfloat16: text may be poor"
+            )
     return CausalLM(
         config=config,
         device=device,

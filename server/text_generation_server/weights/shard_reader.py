@@ -37,6 +37,7 @@ class ShardReader:
         self.checkpoint = checkpoint
         self.device = device
         self.dtype = dtype
+        self.clamped: dict[str, int] = {}  # values beyond float16, by weight, on a device that has no wider type
 
     def packed_rows(self, parts: Sequence[Rows], in_features: int) -> PackedWeight:
         """Rows of one or more weights [total, in_features], one below the other, packed."""
@@ -80,9 +81,13 @@ class ShardReader:
             return weight.clone(memory_format=torch.contiguous_format)
         rounded = weight.to(self.dtype)
         if self.dtype == torch.float16 and not bool(torch.isfinite(rounded).all()):
-            raise CheckpointError(
-                f"{self.checkpoint.folder}: {name} has values that float16 cannot hold; use --dtype bfloat16"
-            )
+            if self.device.has_bfloat16:
+                raise CheckpointError(
+                    f"{self.checkpoint.folder}: {name} has values that float16 cannot hold; use --dtype bfloat16"
+                )
+            largest = torch.finfo(torch.float16).max
+            self.clamped[name] = int((weight.abs() > largest).sum())
+            rounded = rounded.clamp_(-largest, largest)
         return rounded
 
     def _pack(self, weight: Tensor) -> PackedWeight:
