@@ -65,20 +65,22 @@ class WarmupRequest(_message.Message):
     def __init__(self, max_batch_prefill_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ...) -> None: ...
 
 class WarmupResponse(_message.Message):
-    __slots__ = ("num_blocks", "block_size", "max_batch_prefill_tokens", "max_total_tokens", "free_bytes", "kv_cache_bytes")
+    __slots__ = ("num_blocks", "block_size", "max_batch_prefill_tokens", "max_total_tokens", "free_bytes", "kv_cache_bytes", "max_guessing_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_GUESSING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_size: int
     max_batch_prefill_tokens: int
     max_total_tokens: int
     free_bytes: int
     kv_cache_bytes: int
-    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., free_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ...) -> None: ...
+    max_guessing_tokens: int
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., free_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_guessing_tokens: _Optional[int] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
     __slots__ = ("do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark", "seed", "presence_penalty", "count_penalty", "bias_token_ids", "bias_values")

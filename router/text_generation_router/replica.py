@@ -167,6 +167,7 @@ class Replica:
             mixed_steps=mixed_steps,
             prefix_caching=prefix_caching,
             max_guesses=shards.info.speculate,
+            max_guessing_tokens=answer.max_guessing_tokens,
         )
         scheduler = Scheduler(config, BlockPool(answer.num_blocks, answer.block_size))
         limits = ReplicaLimits(

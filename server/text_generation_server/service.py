@@ -101,6 +101,7 @@ class ShardService(ShardServicer):
             max_sequences=request.max_sequences,
             max_total_tokens=request.max_total_tokens,
             max_batch_total_tokens=request.max_batch_total_tokens,
+            max_guesses=self._facts.speculate,
         )
         loop = asyncio.get_running_loop()
         try:
@@ -117,6 +118,7 @@ class ShardService(ShardServicer):
             max_total_tokens=sizing.shape.max_total_tokens,
             free_bytes=sizing.free_bytes,
             kv_cache_bytes=sizing.kv_cache_bytes,
+            max_guessing_tokens=sizing.max_guessing_tokens,
         )
 
     async def Steps(  # noqa: N802

@@ -27,6 +27,11 @@ _CPU_SHARE = 4
 _CPU_RESERVE = 0.06
 _NPU_RESERVE = 0.06
 _NPU_RESERVE_BYTES = 2 * _GIB
+# A step whose weights are read once for all its rows may take this many times as long as one row's, and guesses in it
+# still pay if every third is right.
+_GUESSING_SLOWDOWN = 1.4
+_GUESSING_TOKENS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_GREEDY = pb.SamplingParameters()
 _COSTLY_SAMPLING = pb.SamplingParameters(do_sample=True, temperature=1.0, top_p=0.9, typical_p=0.9)
 
 
@@ -51,6 +56,7 @@ class Wanted:
     max_sequences: int
     max_total_tokens: int
     max_batch_total_tokens: int
+    max_guesses: int = 0  # tokens to be guessed ahead in a row; this many are always wanted of a sequence alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class Sizing:
     max_batch_prefill_tokens: int
     free_bytes: int
     kv_cache_bytes: int
+    max_guessing_tokens: int  # rows and guesses of a step in which guessing pays; 0: not asked for
 
 
 def cache_bytes(
@@ -133,7 +140,11 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     runner = _StepRunner(engine, wanted.max_sequences, longest)
     prefill_tokens = wanted.max_batch_prefill_tokens or _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
     runner.prompt_seconds(prefill_tokens)
-    runner.decode_seconds()
+    runner.largest_decode_seconds()
+    max_guessing_tokens = 0
+    if wanted.max_guesses:
+        paying = _choose_guessing_tokens(runner.decode_seconds, wanted.max_sequences, group.all_reduce_min)
+        max_guessing_tokens = max(paying, 1 + wanted.max_guesses)
     working_bytes = device.peak_memory_bytes()
     runner.close()
     device.synchronize()
@@ -146,7 +157,7 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     usable = group.all_reduce_min(usable)
     shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
     engine.allocate(shape)
-    return Sizing(shape, prefill_tokens, memory.free_bytes, shape.num_blocks * engine.block_bytes)
+    return Sizing(shape, prefill_tokens, memory.free_bytes, shape.num_blocks * engine.block_bytes, max_guessing_tokens)
 
 
 def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Callable[[int], int]) -> int:
@@ -168,6 +179,23 @@ def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Call
     return chosen
 
 
+def _choose_guessing_tokens(
+    seconds: Callable[[int], float], max_sequences: int, smallest_of_ranks: Callable[[int], int]
+) -> int:
+    """The most rows whose step takes at most `_GUESSING_SLOWDOWN` times one row's, at least one."""
+
+    def microseconds(num_rows: int) -> int:
+        return smallest_of_ranks(int(1e6 * min(seconds(num_rows) for _ in range(3))))
+
+    limit = _GUESSING_SLOWDOWN * microseconds(1)
+    chosen = 1
+    for num_rows in _GUESSING_TOKENS:
+        if num_rows > max_sequences or microseconds(num_rows) > limit:
+            break
+        chosen = num_rows
+    return chosen
+
+
 class _StepRunner:
     """Runs steps of made-up tokens on a small cache of its own. Rows share its blocks: values do not matter here."""
 
@@ -182,16 +210,20 @@ class _StepRunner:
         lengths = [self._longest] * min(num_tokens // self._longest, self._max_sequences)
         if num_tokens % self._longest and len(lengths) < self._max_sequences:
             lengths.append(num_tokens % self._longest)
-        return self._run(lengths)
+        return self._run(lengths, _COSTLY_SAMPLING)
 
-    def decode_seconds(self) -> float:
+    def largest_decode_seconds(self) -> float:
         """Seconds of one step of as many decode rows as may run at once, each sampling over the whole vocabulary."""
-        return self._run([1] * self._max_sequences)
+        return self._run([1] * self._max_sequences, _COSTLY_SAMPLING)
+
+    def decode_seconds(self, num_rows: int) -> float:
+        """Seconds of one step of so many decode rows, greedy."""
+        return self._run([1] * num_rows, _GREEDY)
 
     def close(self) -> None:
         self._engine.free()
 
-    def _run(self, lengths: list[int]) -> float:
+    def _run(self, lengths: list[int], sampling: pb.SamplingParameters) -> float:
         self._engine.reset()
         request = pb.StepRequest(
             admit=[
@@ -200,7 +232,7 @@ class _StepRunner:
                     token_ids=[0] * length,
                     num_prompt_tokens=length,
                     block_ids=range(-(-length // self._engine.block_size)),
-                    sampling=_COSTLY_SAMPLING,
+                    sampling=sampling,
                 )
                 for index, length in enumerate(lengths)
             ],

@@ -55,6 +55,7 @@ class InProcessReplica:
             self.mixed_steps,
             self.prefix_caching,
             max_guesses=self.max_guesses,
+            max_guessing_tokens=self.max_sequences,
         )
         self.scheduler = Scheduler(config, self.pool)
         self._sent: deque[tuple[StepPlan, bytes]] = deque()

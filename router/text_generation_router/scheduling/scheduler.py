@@ -36,6 +36,7 @@ class SchedulerConfig:
     # Share of the blocks that admission leaves alone, so that running sequences can grow a while before one must yield.
     low_water: float = 0.01
     max_guesses: int = 0  # tokens guessed ahead in a row (--speculate)
+    max_guessing_tokens: int = 0  # of a step, decoding rows and guesses: with more of them, guessing does not pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +148,20 @@ class Scheduler:
         """The next step, or None when nothing can run before an answer or a request arrives.
 
         Every decoding sequence gets its row; prompts share what is left of the token budget, but never less than a
-        quarter of it, or a full house of decoding sequences would starve them. Guesses take the room that table rows
-        without a decoding sequence leave. So a step has at most max_step_tokens + max_sequences tokens.
+        quarter of it, or a full house of decoding sequences would starve them. Where few sequences decode, guesses
+        share their step. So a step has at most max_step_tokens + max_sequences tokens.
         """
         rows: list[_Row] = []
-        decoding = [
-            sequence for sequence in self._running if sequence.num_remaining_tokens == 1 and not sequence.waits_to_guess
-        ]
+        decoding = [sequence for sequence in self._running if sequence.num_remaining_tokens == 1]
+        max_guesses = 0
+        if self.config.max_guesses:
+            max_guesses = min(self.config.max_guessing_tokens, self.config.max_sequences) - len(decoding)
+        if max_guesses > 0:
+            decoding = [sequence for sequence in decoding if not sequence.waits_to_guess]
         prompts_first = not self.config.mixed_steps and not (self._last_step_was_prompts and decoding)
 
         if not prompts_first:
-            self._add_decoding_rows(rows, decoding)
+            self._add_decoding_rows(rows, decoding, max_guesses)
         admit: list[Sequence] = []
         if self.config.mixed_steps or not rows:
             prompts = [sequence for sequence in self._running if sequence.num_remaining_tokens > 1]
@@ -169,16 +173,15 @@ class Scheduler:
         else:
             self._last_step_was_prompts = False
         if prompts_first and not rows:
-            self._add_decoding_rows(rows, decoding)
+            self._add_decoding_rows(rows, decoding, max_guesses)
         if not rows:
             return None
         return self._commit(rows, admit)
 
-    def _add_decoding_rows(self, rows: list[_Row], decoding: list[Sequence]) -> None:
+    def _add_decoding_rows(self, rows: list[_Row], decoding: list[Sequence], max_guesses: int) -> None:
         self._add_rows(rows, decoding, len(decoding))
-        num_guesses = self.config.max_sequences - len(rows)
-        for row in rows if self.config.max_guesses else ():
-            num_guesses -= self._add_guesses(row, num_guesses)
+        for row in rows if max_guesses > 0 else ():
+            max_guesses -= self._add_guesses(row, max_guesses)
 
     def _add_guesses(self, row: _Row, at_most: int) -> int:
         """Let a row go on with what may follow, while there are blocks that nobody would have to yield for."""

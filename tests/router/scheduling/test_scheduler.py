@@ -336,7 +336,7 @@ actions = st.lists(st.one_of(requests, st.just("tick"), st.integers(0, 20)), max
 
 
 def test_right_guesses_save_steps_and_change_no_token() -> None:
-    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4)
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4, max_guessing_tokens=8)
     rig = Rig(config=config, next_token=ECHO)
     sequence = rig.submit(Request(token_ids=prompt(12), max_new_tokens=60))
     rig.run()
@@ -349,7 +349,7 @@ def test_right_guesses_save_steps_and_change_no_token() -> None:
 
 def test_a_sequence_with_guesses_is_in_one_step_at_a_time_and_others_keep_two() -> None:
     rules = {1: ECHO, 2: NEXT}  # by the first token of the prompt
-    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4)
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=4, max_guessing_tokens=8)
     rig = Rig(config=config, next_token=lambda prefix: rules[prefix[0]](prefix))
     guessing = rig.submit(Request(token_ids=prompt(12), max_new_tokens=40))
     other = rig.submit(Request(token_ids=prompt(12, first=2), max_new_tokens=40))
@@ -367,8 +367,20 @@ def test_a_sequence_with_guesses_is_in_one_step_at_a_time_and_others_keep_two() 
         assert rig.output(sequence) == expected(sequence.request, rig.next_token)[0]
 
 
+@pytest.mark.parametrize("num_sequences", [1, 4, 6])
+def test_no_guesses_where_many_sequences_decode(num_sequences: int) -> None:
+    config = SchedulerConfig(max_step_tokens=128, max_sequences=8, max_guesses=4, max_guessing_tokens=6)
+    rig = Rig(config=config, next_token=ECHO)
+    for first in range(num_sequences):
+        rig.submit(Request(token_ids=prompt(12, first), max_new_tokens=20))
+    rig.run()
+    with_guesses = [plan for plan in rig.plans if plan.guesses]
+    assert all(plan.num_tokens <= 6 for plan in with_guesses)
+    assert bool(with_guesses) == (num_sequences < 6)
+
+
 def test_guesses_take_no_block_that_somebody_would_have_to_yield_for() -> None:
-    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=8, low_water=0.0)
+    config = SchedulerConfig(max_step_tokens=64, max_sequences=8, max_guesses=8, max_guessing_tokens=8, low_water=0.0)
     rig = Rig(num_blocks=18, config=config, next_token=ECHO)
     sequences = [rig.submit(Request(token_ids=prompt(12, first), max_new_tokens=24)) for first in (1, 2)]
     rig.run()
@@ -401,7 +413,9 @@ def test_any_schedule_gives_each_sequence_the_tokens_it_gets_alone(
     max_guesses: int,
 ) -> None:
     """Requests come, run, are cut off and are preempted in any order; an int aborts that sequence."""
-    config = SchedulerConfig(max_step_tokens, max_sequences, mixed_steps, prefix_caching, max_guesses=max_guesses)
+    config = SchedulerConfig(
+        max_step_tokens, max_sequences, mixed_steps, prefix_caching, max_guesses=max_guesses, max_guessing_tokens=4
+    )
     rig = Rig(num_blocks=num_blocks, depth=depth, config=config, next_token=ECHO if max_guesses else NEXT)
     sequences: list[Sequence] = []
     aborted: set[int] = set()
