@@ -7,7 +7,7 @@ import time
 
 from text_generation_cli.options import Values
 from text_generation_launcher.doctor.examination import examine
-from text_generation_launcher.doctor.findings import Severity
+from text_generation_launcher.doctor.findings import Finding, Severity
 from text_generation_launcher.doctor.host import Host, ImportChild
 from text_generation_launcher.doctor.target import Asked
 from text_generation_launcher.errors import LauncherError
@@ -19,6 +19,8 @@ _LAUNCHER_SAYS = ("device", "http-port", "master-port", "options")
 # With this variable the shards run on an emulated NPU, and the machine's own software does not matter.
 EMULATOR_VARIABLE = "TEXT_GENERATION_NPU_EMULATOR"
 _IMPORT_TIMEOUT_S = 120.0
+# A file system may be slow once: then the shards are left to try.
+_NOT_FINAL = ("torch-npu-slow",)
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -47,12 +49,16 @@ def check_before_launch(plan: LaunchPlan, values: Values, stop: StopRequest) -> 
     ).findings
     matters = [finding for finding in found if finding.code not in _LAUNCHER_SAYS]
     for finding in matters:
-        if finding.severity is Severity.WARNING:
+        if finding.severity is Severity.WARNING or (_is_error(finding) and finding.code in _NOT_FINAL):
             logger.warning("%s", finding)
-    errors = [finding for finding in matters if finding.severity is Severity.ERROR]
+    errors = [finding for finding in matters if _is_error(finding) and finding.code not in _NOT_FINAL]
     for finding in errors:
         logger.error("%s", finding)
     if errors:
         raise LauncherError(
             "ShardCannotStart", f"{errors[0]} (text-generation-launcher doctor says all there is to say)"
         )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,5 +47,8 @@ def run_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         examination = examine(Host(environ), Asked.from_values(values), import_timeout_s=settings.import_timeout)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print(as_json(examination) if settings.json else as_text(examination))
+    try:
+        print(as_json(examination) if settings.json else as_text(examination), flush=True)
+    except BrokenPipeError:  # the reader has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0 if can_serve(examination.findings) else 1

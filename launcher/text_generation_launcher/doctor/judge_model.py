@@ -73,7 +73,11 @@ def _fit(facts: Facts, target: Target, asked: Asked, sizes: Sizes, memory: tuple
     have = f"the {place} has {_gib(memory[1])}, {_gib(memory[0])} of it free"
     if sizes.cap_bytes < memory[1]:
         have += f", and {_gib(sizes.cap_bytes)} may be used"
-    more = "use more shards (--num-shard), --quantize w8a16, or a smaller model"
+    more = (
+        "use more shards (--num-shard) or a smaller model"
+        if target.is_npu
+        else "use --quantize w8a16 or a smaller model"
+    )
     if sizes.weight_bytes >= sizes.cap_bytes:
         yield error("weights", f"{weights}, and {have}", more, f"below {_gib(sizes.cap_bytes)}")
         return

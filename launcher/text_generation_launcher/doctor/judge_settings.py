@@ -48,7 +48,8 @@ def _ports(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
     router, serve = asked.router, asked.serve
     try:
         check_http_port(router.hostname, router.port)
-        yield ok("http-port", f"port {router.port} on {router.hostname} is free")
+        which = f"port {router.port}" if router.port else "some port"
+        yield ok("http-port", f"{which} on {router.hostname} is free")
     except LauncherError as taken:
         yield error("http-port", taken.message, "")
     if target.num_shards == 1:

@@ -83,7 +83,9 @@ def _torch_npu(facts: Facts, target: Target) -> Iterator[Finding]:
     severity = Severity.ERROR if target.is_npu else Severity.NOTE
     if imports.timed_out:
         seen = f"torch_npu {version} cannot be imported in time: {imports.error}"
-        yield Finding(severity, "torch-npu-import", seen, "", "try again with a longer --import-timeout")
+        yield Finding(
+            severity, "torch-npu-slow", seen, "", "text-generation-launcher doctor --import-timeout waits longer"
+        )
         return
     seen = f"torch_npu {version} cannot be imported: {imports.error}"
     yield Finding(severity, "torch-npu-import", seen, "", _import_remedy(facts))

@@ -10,7 +10,7 @@ from text_generation_launcher.doctor.host import Host
 
 OUR_PACKAGE = "text-generation-ascend"
 # What CANN's op compiler imports. On chips that compile at run time an op fails without them, with an inner error.
-_CANN_PYTHON = (
+CANN_PYTHON = (
     "absl-py",
     "attrs",
     "cffi",
@@ -34,7 +34,7 @@ def probe_packages(host: Host) -> PackageFacts:
         torch_npu=host.version("torch_npu"),
         numpy=host.version("numpy"),
         lacking=_lacking(host),
-        cann_python_missing=tuple(name for name in _CANN_PYTHON if host.version(name) is None),
+        cann_python_missing=tuple(name for name in CANN_PYTHON if host.version(name) is None),
     )
 
 
