@@ -166,16 +166,19 @@ def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Call
     Ranks decide together after each step, because they must run the same steps.
     """
 
-    def fits(budget: int) -> bool:
-        # The better of two, since something else may have had the processor during one of them.
-        return any(smallest_of_ranks(int(seconds(budget) <= STEP_SECONDS)) for _ in range(2))
+    def slowest_seconds(budget: int) -> float:
+        return -smallest_of_ranks(-int(1e6 * seconds(budget))) / 1e6
 
     chosen = _BUDGETS[0]
     seconds(chosen)  # the first step pays for what is set up once
     for budget in _BUDGETS[1:]:
-        if not fits(budget):
+        # The better of two, since something else may have had the processor during one of them.
+        if (took := slowest_seconds(budget)) > STEP_SECONDS and (took := slowest_seconds(budget)) > STEP_SECONDS:
             break
         chosen = budget
+        # A step of a third of a second computes, and twice the tokens would take nearly twice as long.
+        if took > STEP_SECONDS / 1.5:
+            break
     return chosen
 
 

@@ -108,8 +108,21 @@ def test_step_budget_is_the_largest_under_half_a_second() -> None:
 
 
 def test_slowest_rank_decides_the_step_budget() -> None:
-    votes = iter([1, 0, 0])
-    assert _choose_step_tokens(lambda num_tokens: 0.0, lambda value: min(value, next(votes))) == 128
+    others = iter([0.1, 9.0, 9.0])
+    chosen = _choose_step_tokens(lambda num_tokens: 0.0, lambda value: min(value, -int(1e6 * next(others))))
+    assert chosen == 128
+
+
+def test_no_step_is_run_that_would_surely_take_too_long() -> None:
+    """A second saved at each start: 512 tokens took 0.4 s, so 1024 need not be tried."""
+    tried: list[int] = []
+
+    def seconds(num_tokens: int) -> float:
+        tried.append(num_tokens)
+        return num_tokens / 1280
+
+    assert _choose_step_tokens(seconds, lambda value: value) == 512
+    assert tried == [64, 128, 256, 512]
 
 
 def test_one_disturbed_measurement_does_not_shrink_the_budget() -> None:
