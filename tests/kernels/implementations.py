@@ -1,11 +1,13 @@
 """The backends that every op test runs on. A new backend is one more line in IMPLEMENTATIONS.
 
 Native kernels are run on every instruction set that the library and this processor share, with one thread and with two.
-Without a library they are skipped, and say so.
+Without a library they are skipped, and say so. In a process with an emulated NPU, that NPU is the one backend:
+tests/kernels/npu starts such processes.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +27,8 @@ from text_generation_kernels.native.library import (
     wanted_instruction_set,
 )
 from text_generation_kernels.native.ops import NativeCpuOps
+from text_generation_kernels.npu.device import NpuDevice, NpuOptions
+from text_generation_kernels.npu_probe import EMULATOR_VARIABLE, load_torch_npu
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,21 @@ _NATIVE_X86 = (
 )
 _NATIVE_ARM = (native("neon", 1, torch.float32), native("neon", 2, torch.bfloat16))
 
-IMPLEMENTATIONS = (
+
+def npu_device() -> Device:
+    """The emulated NPU, with plain torch ops if TEST_NPU_PLAIN says so."""
+    return NpuDevice(load_torch_npu(), 0, NpuOptions(is_plain=bool(os.environ.get("TEST_NPU_PLAIN"))))
+
+
+# Results are rounded to float16, and so are probabilities and the cosines of angles on the way there.
+_NPU = Implementation("npu", npu_device, 4e-3, torch.float16)
+
+_CPU = (
     Implementation("torch", lambda: CpuDevice(native=False), tolerance=1e-5),
     *(_NATIVE_ARM if platform.machine() == "aarch64" else _NATIVE_X86),
 )
+
+IMPLEMENTATIONS = (_NPU,) if os.environ.get(EMULATOR_VARIABLE) else _CPU
 
 
 class Backend:
@@ -86,10 +101,16 @@ class Backend:
         self.tolerance = implementation.tolerance
         self.kv_dtype = implementation.kv_dtype
         self.is_exact_in_any_batch = implementation.is_exact_in_any_batch
+        self.shows_nan = not (isinstance(self.device, NpuDevice) and self.device.family.saturates)
 
     @property
     def ops(self) -> Ops:
         return self.device.ops
+
+    def skip_without(self, dtype: torch.dtype) -> None:
+        """Skip a test that puts numbers of a type on the device which that may lack."""
+        if dtype == torch.bfloat16 and not self.device.has_bfloat16:
+            pytest.skip(f"{self.device.name} has no bfloat16")
 
     def put(self, x: Tensor) -> Tensor:
         """A copy on the device, in the activation dtype if x is a float tensor; strides are kept on the CPU."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,12 @@ class PagedStep:
     v: Tensor
     slots: Tensor  # [sum of kv_lens] int32
 
+    def own(self) -> tuple[Tensor, Tensor]:
+        """(k, v) of the step's own tokens, each [num_tokens, num_kv_heads, head_dim]."""
+        ends = list(accumulate(row.kv_len for row in self.rows))
+        places = [place for row, end in zip(self.rows, ends, strict=True) for place in range(end - row.new, end)]
+        return self.k[places], self.v[places]
+
 
 def build_step(rows: tuple[Row, ...], heads: Heads, block_size: int = 16, seed: int = 0) -> PagedStep:
     """Give the rows blocks in random order, some unused ones left between them."""
@@ -124,17 +131,26 @@ def filled_cache(ops: Ops, step: PagedStep, device: torch.device, filler: float 
     return cache
 
 
+def on_device(metadata: StepMetadata, device: torch.device) -> StepMetadata:
+    return StepMetadata(
+        positions=metadata.positions.to(device),
+        slot_mapping=metadata.slot_mapping.to(device),
+        block_tables=metadata.block_tables.to(device),
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        kv_lens=metadata.kv_lens,
+    )
+
+
 def attend(ops: Ops, step: PagedStep, device: torch.device | None = None, filler: float = 0.0) -> Tensor:
-    """The attention of an implementation, float32 on the CPU: [num_tokens, num_heads, head_dim]."""
+    """The attention of an implementation, float32 on the CPU: [num_tokens, num_heads, head_dim].
+
+    As in a layer, the step's own keys and values are written right before.
+    """
     device = device or torch.device("cpu")
     cache = filled_cache(ops, step, device, filler)
-    metadata = StepMetadata(
-        positions=step.metadata.positions.to(device),
-        slot_mapping=step.metadata.slot_mapping.to(device),
-        block_tables=step.metadata.block_tables.to(device),
-        cu_seqlens_q=step.metadata.cu_seqlens_q,
-        kv_lens=step.metadata.kv_lens,
-    )
+    metadata = on_device(step.metadata, device)
+    k, v = step.own()
+    ops.store_kv(k.to(device, ops.activation_dtype), v.to(device, ops.activation_dtype), cache, metadata.slot_mapping)
     out = ops.attention(step.q.to(device, ops.activation_dtype), cache, metadata, step.heads.scale)
     assert out.dtype == ops.activation_dtype
     assert out.shape == step.q.shape

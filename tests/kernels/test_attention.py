@@ -76,6 +76,8 @@ def test_what_others_left_in_the_cache_never_reaches_a_row(backend: Backend, fil
 
 
 def test_a_row_of_nans_stays_alone(backend: Backend) -> None:
+    if not backend.shows_nan:
+        pytest.skip("the device turns NaN into 0")
     rows = ROWS["decodes_of_many_lengths"]
     step = build_step(rows, Heads(), backend.device.default_block_size)
     ill = 2  # the longest, so every other row has padding beside it

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.implementations import Backend
-from tests.kernels.paged_steps import Heads, Row, build_step, filled_cache
+from tests.kernels.paged_steps import Heads, Row, build_step, filled_cache, on_device
 from text_generation_kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()
@@ -52,6 +52,7 @@ def test_weights_of_any_float_dtype_and_layout_can_be_packed(
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_embedding(backend: Backend, num_tokens: int, dtype: torch.dtype) -> None:
+    backend.skip_without(dtype)
     weight = randn(50, 24).to(dtype)
     token_ids = torch.randint(50, (num_tokens,), generator=torch.Generator().manual_seed(0))
     actual = backend.ops.embedding(token_ids.to(backend.device.torch_device), weight.to(backend.device.torch_device))
@@ -154,9 +155,10 @@ def test_a_cache_takes_what_its_blocks_are_said_to_take(backend: Backend) -> Non
     block_size = backend.device.default_block_size
     cache = backend.ops.new_kv_cache(num_blocks=5, block_size=block_size, num_kv_heads=3, head_dim=64)
     assert cache.block_size == block_size
-    assert cache.k.nbytes + cache.v.nbytes == 5 * backend.ops.kv_block_bytes(block_size, 3, 64)
-    assert not cache.k.any()
-    assert not cache.v.any()
+    num_blocks = 5 + backend.ops.spare_kv_blocks
+    assert cache.k.nbytes + cache.v.nbytes == num_blocks * backend.ops.kv_block_bytes(block_size, 3, 64)
+    assert not cache.k.cpu().any()
+    assert not cache.v.cpu().any()
 
 
 def test_the_default_block_size_is_allowed(backend: Backend) -> None:
@@ -177,7 +179,7 @@ def test_tokens_at_slot_minus_one_are_not_stored(backend: Backend, kept: tuple[i
     given = backend.put(fused)
     ops.store_kv(given[:, 9:12], given[:, 12:], cache, slots.to(device))
     REFERENCE.store_kv(backend.rounded_kv(k), backend.rounded_kv(v), reference_cache, slots)
-    actual = ops.attention(backend.put(step.q), cache, step.metadata, heads.scale)
+    actual = ops.attention(backend.put(step.q), cache, on_device(step.metadata, device), heads.scale)
     expected = REFERENCE.attention(backend.rounded(step.q), reference_cache, step.metadata, heads.scale)
     backend.assert_close(actual, expected)
 
@@ -187,7 +189,7 @@ def test_an_empty_step_stores_nothing(backend: Backend) -> None:
     cache = ops.new_kv_cache(2, backend.device.default_block_size, 3, 64)
     nothing = backend.put(torch.zeros(0, 3, 64))
     ops.store_kv(nothing, nothing, cache, torch.zeros(0, dtype=torch.int32, device=device))
-    assert not cache.k.any()
+    assert not cache.k.cpu().any()
 
 
 @PROPERTY
