@@ -247,6 +247,18 @@ class Ops(ABC):
         Returns: [num_tokens, num_heads, head_dim] dtype.
         """
 
+    def outside(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Do what is no op in the middle of a step: what ranks say to each other, and what torch must compute.
+
+        A captured step calls the function again, in its place, over memory of its own.
+
+        Args:
+            function: from x, which it may change and return, to a float32 tensor with as many rows; without ops that
+                are to be captured.
+            x: an op's result as it is, or the step's token_ids.
+        """
+        return function(x)
+
     # The rest choose tokens, between steps. A row of NaN, which only a broken model gives, still gets ids within the
     # vocabulary, and a log_sum of NaN.
 
@@ -338,7 +350,7 @@ class Device(ABC):
         """Record a step function, so that steps up to a size can be replayed without the host's work between ops.
 
         The function is run a few times on made-up tokens, which write nothing into the caches. Whatever it does between
-        ops must be views.
+        ops must be views, or go through `Ops.outside`.
 
         Args:
             max_blocks: of a row, in `block_tables`.

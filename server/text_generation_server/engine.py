@@ -161,10 +161,7 @@ class Engine:
         """None, with a line in the log, where steps of this model on this device cannot be captured."""
 
         def step(inputs: StepInputs) -> Tensor:
-            logits = self.model.sampled_logits(inputs, self._kv_caches)
-            if logits is None:
-                raise CaptureRefused("this rank has no logits")
-            return logits
+            return self.model.sampled_logits(inputs, self._kv_caches)
 
         try:
             with torch.inference_mode():
@@ -178,7 +175,8 @@ class Engine:
         """Logits of the rows that sample (None on ranks other than 0, and where none does), and scores of prompts."""
         inputs = StepInputs(batch.token_ids, batch.step, batch.sampled_token_index)
         if self._captured is not None and not batch.scored and self._captured.fits(inputs):
-            return self._captured(inputs), ()
+            logits = self._captured(inputs)
+            return self.model.head.gather(logits) if len(logits) else None, ()
         hidden = self.model.forward(batch.token_ids, batch.step, self._kv_caches)
         scored = self._score_prompts(batch, hidden)
         if not len(batch.sampled_table_index):

@@ -107,17 +107,21 @@ def _first_line(error: Exception) -> str:
 class ProcessGroup(TensorParallelGroup):
     """A group over torch.distributed, made by `join_group`; there is one in a process."""
 
-    def __init__(self, device: torch.device, backend: str) -> None:
+    def __init__(self, device: Device) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self._device = device
+        self._device = device.torch_device
+        self._outside = device.ops.outside
         # gloo adds up around a ring, from another rank on for each piece of the buffer. With three or more terms the
         # rounding then depends on where a row lies in the batch, which rows of a step must not; so terms are gathered
         # and added in rank order. Two terms commute.
-        self._sum_in_order = backend == "gloo" and self.world_size > 2
+        self._sum_in_order = device.process_group_backend == "gloo" and self.world_size > 2
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._outside(self._sum, x)
 
     @_together
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def _sum(self, x: Tensor) -> Tensor:
         if not self._sum_in_order:
             dist.all_reduce(x)
             return x
@@ -182,4 +186,4 @@ def join_group(
             f"rank {rank} could not meet the other {world_size - 1} at {master_addr}:{master_port} "
             f"within {timeout_s:g} s: {_first_line(error)}"
         ) from None
-    return ProcessGroup(device.torch_device, device.process_group_backend)
+    return ProcessGroup(device)

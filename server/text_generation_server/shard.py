@@ -114,8 +114,8 @@ def _load(
         dtype = device.ops.activation_dtype  # on the host, where every type is there to be converted from
     model = load_model(Path(settings.folder), device, group, config=config, dtype=dtype)
     if device.ops.name == "native":
-        # The kernels have threads of their own. What is left to torch, penalties for one, is too little to share out, and
-        # a second set of spinning threads on the same cores made it 10 to 100 times slower.
+        # The kernels have threads of their own. What is left to torch, penalties for one, is too little to share out,
+        # and a second set of spinning threads on busy cores made it 10 to 100 times slower.
         torch.set_num_threads(1)
     logger.info(
         "Loaded %s (%s, %d layers) on %s (%s) as %s in %.1f s",

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 
 from text_generation_kernels.cpu.device import CpuDevice
+from text_generation_kernels.interface import StepInputs
+from text_generation_kernels.native.capture import example
+from text_generation_server.models.loading import load_model
 from text_generation_server.parallel import join_group
 from text_generation_server.sharding import split
 
@@ -52,5 +55,26 @@ def talk(rank: int, world_size: int, port: int, folder: str) -> None:
         "ids": group.broadcast_ids(torch.tensor([11, 12, 13]) if rank == 0 else None, 3),
         "min": group.all_reduce_min(5 + rank),
     }
+    torch.save(answers, Path(folder) / f"{rank}.pt")
+    group.close()
+
+
+def replay(rank: int, world_size: int, port: int, checkpoint: str, folder: str) -> None:
+    """Run steps of a model op by op and captured; save both ways' logits as {rank}.pt."""
+    torch.set_num_threads(1)
+    device = CpuDevice(native=True)
+    group = join_group(device, rank, world_size, master_addr="127.0.0.1", master_port=port, timeout_s=60)
+    model = load_model(Path(checkpoint), device, group, on_progress=lambda done, total: None)
+    caches = [device.ops.new_kv_cache(1, 16, model.num_kv_heads_local, model.head_dim) for _ in model.layers]
+
+    def step(inputs: StepInputs) -> torch.Tensor:
+        return model.sampled_logits(inputs, caches)
+
+    steps = [example((5,), sampled=(4,)), example((2, 1, 3), sampled=(1, 2, 4)), example((16,), sampled=(0,))]
+    with torch.inference_mode():
+        captured = device.capture(step, max_tokens=16, max_sampled=4, max_blocks=1)
+        answers = [
+            tuple(model.head.gather(logits) for logits in (step(inputs), captured(inputs).clone())) for inputs in steps
+        ]
     torch.save(answers, Path(folder) / f"{rank}.pt")
     group.close()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.implementations import library_or_skip
 from tests.server.models.stepping import load, one_rank_of_many, two_rows
-from tests.server.ranks import free_port, spawn_ranks, talk
+from tests.server.ranks import free_port, replay, spawn_ranks, talk
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_server.parallel import GroupError, LoneRank, join_group
@@ -75,6 +76,26 @@ def test_two_shards_give_the_logits_of_one(tmp_path: Path) -> None:
         assert alone is not None
         assert alone.std() > 1
         torch.testing.assert_close(sharded[str(folder)], alone, rtol=0, atol=1e-4, msg=f"{folder.name} differs")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_captured_steps_of_a_group_have_the_bits_of_those_op_by_op(tmp_path: Path, world_size: int) -> None:
+    """Two ranks add up in place, three make a new tensor; the vocabulary of 320 does not divide by three."""
+    library_or_skip()
+    checkpoint = make_checkpoint(
+        tmp_path / "model",
+        tokenizer=False,
+        hidden_size=96,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        dtype="bfloat16",
+    )
+    spawn_ranks(replay, world_size, str(checkpoint), str(tmp_path))
+    for op_by_op, captured in torch.load(tmp_path / "0.pt"):
+        assert op_by_op.shape[1] == 320
+        assert op_by_op.std() > 0.1
+        assert torch.equal(captured, op_by_op)
+    assert torch.load(tmp_path / "1.pt") == [(None, None)] * 3
 
 
 def test_rank_that_waits_in_vain_says_for_whom() -> None:

@@ -3,13 +3,14 @@
 The step's function runs once on a few made-up tokens, through the same ops. What each op read and wrote is known by the
 memory behind its tensors; from that follows which results are still needed when, and so which may share memory. The
 instructions then point into memory for the largest step, and only counts differ from step to step. Whatever happens
-between ops must therefore be views: anything that computes cannot be replayed. It is refused where it shows, and, since
-work in place does not show, the recording is run against the function on other rows before it is trusted.
+between ops must therefore be views, or go through `Ops.outside`, which cuts the list in two: anything else that
+computes cannot be replayed. It is refused where it shows, and, since work in place does not show, the recording is run
+against the function on other rows before it is trusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,15 @@ class _Recorded:
     pointers: tuple[_Pointer, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Something between instructions. `source` None: the step's token ids."""
+
+    function: Callable[[Tensor], Tensor]
+    source: _Value | None
+    target: _Value  # the source itself, where the function gives back what it was given
+
+
 class StepRecorder:
     """Takes down the instructions of one run over `inputs`."""
 
@@ -62,7 +72,7 @@ class StepRecorder:
             inputs.step.positions.data_ptr(): Ids.POSITIONS,
             inputs.sampled.data_ptr(): Ids.SAMPLED_TOKENS,
         }
-        self.recorded: list[_Recorded] = []
+        self.recorded: list[_Recorded | _Call] = []
         self.constants: list[object] = []
 
     def add(
@@ -94,6 +104,23 @@ class StepRecorder:
         self.recorded.append(_Recorded(copy, tuple(pointers)))
         self.constants += constants
 
+    def add_call(self, function: Callable[[Tensor], Tensor], x: Tensor, result: Tensor) -> None:
+        source = self._values.get(_address(x))
+        if source is None and x.data_ptr() != self._inputs.token_ids.data_ptr():
+            raise CaptureRefused("what is called outside takes something that is not a native op's result")
+        if source is not None and x.shape != source.keeper.shape:
+            raise CaptureRefused("what is called outside takes a part of a native op's result")
+        target = source
+        if source is not None:
+            source.last_use = len(self.recorded)
+        if target is None or _address(result) != _address(x):
+            if result.dtype is not torch.float32 or len(result) != len(x):
+                raise CaptureRefused("what is called outside gives no float32 tensor with as many rows as it takes")
+            rows = Rows.TOKENS if source is None else source.rows
+            target = _Value(rows, result.numel() // len(result), len(self.recorded), len(self.recorded), result)
+            self._values[_address(result)] = target
+        self.recorded.append(_Call(function, source, target))
+
     def result(self, tensor: Tensor) -> _Value:
         """The value that the step's function returned, kept to the end."""
         value = self._values.get(_address(tensor))
@@ -123,6 +150,41 @@ class StepRecorder:
         return kinds.pop() if kinds else Rows.TOKENS
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where a value lies, for the largest step."""
+
+    tensor: Tensor
+    rows: Rows
+
+    def rows_of(self, counts: Mapping[Rows, int]) -> Tensor:
+        return self.tensor[: counts[self.rows]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """A call between instructions, and where its values lie. `source` None: the step's token ids."""
+
+    function: Callable[[Tensor], Tensor]
+    source: _Memory | None
+    target: _Memory
+
+    def run(self, inputs: StepInputs, counts: Mapping[Rows, int]) -> None:
+        target = self.target.rows_of(counts)
+        result = self.function(inputs.token_ids if self.source is None else self.source.rows_of(counts))
+        if result.data_ptr() != target.data_ptr():
+            target.copy_(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Instructions that run in one call, and what is called after them."""
+
+    first: int
+    count: int
+    then: _Outside | None
+
+
 class NativeStep(CapturedStep):
     """A recorded step over memory of its own."""
 
@@ -132,27 +194,41 @@ class NativeStep(CapturedStep):
         self.max_tokens = max_tokens
         self.max_sampled = max_sampled
         self._team = ops.team
-        self._count = len(recorder.recorded)
         limits = {Rows.TOKENS: max_tokens, Rows.SAMPLED: max_sampled}
         size = place_values(recorder.values(), limits)
         self._memory = torch.empty(size + _ALIGNMENT_FLOATS)
         start = self._memory.data_ptr() + -self._memory.data_ptr() % (4 * _ALIGNMENT_FLOATS)
-        instructions = (c.Instruction * self._count)()
-        for index, recorded in enumerate(recorder.recorded):
-            instructions[index] = recorded.instruction
-            op = Op(recorded.instruction.op)
-            arguments = getattr(instructions[index].arguments, c.MEMBERS[op])
-            for pointer in recorded.pointers:
-                address = start + 4 * (pointer.value.place + pointer.column)
-                setattr(arguments, pointer.field, address)
-                if pointer.field == "table":
-                    arguments.table_rows = limits[pointer.value.rows]
-        self._instructions = instructions
         self._constants = recorder.constants  # weights and caches that the instructions point into
-        first = (start - self._memory.data_ptr()) // 4 + result.place
-        self._result = self._memory[first : first + limits[result.rows] * result.width].view(-1, result.width)
-        self._result_rows = result.rows
         self._step = StepArguments()
+
+        def memory_of(value: _Value) -> _Memory:
+            first = (start - self._memory.data_ptr()) // 4 + value.place
+            tensor = self._memory[first : first + limits[value.rows] * value.width]
+            return _Memory(tensor.view(limits[value.rows], *value.keeper.shape[1:]), value.rows)
+
+        self._instructions = (c.Instruction * len(recorder.recorded))()
+        self._segments: list[_Segment] = []
+        first = count = 0
+        for recorded in recorder.recorded:
+            if isinstance(recorded, _Recorded):
+                self._place(first + count, recorded, start, limits)
+                count += 1
+            else:
+                source = None if recorded.source is None else memory_of(recorded.source)
+                self._segments.append(
+                    _Segment(first, count, _Outside(recorded.function, source, memory_of(recorded.target)))
+                )
+                first, count = first + count, 0
+        self._segments.append(_Segment(first, count, None))
+        self._result = memory_of(result)
+
+    def _place(self, index: int, recorded: _Recorded, start: int, limits: Mapping[Rows, int]) -> None:
+        self._instructions[index] = recorded.instruction
+        arguments = getattr(self._instructions[index].arguments, c.MEMBERS[Op(recorded.instruction.op)])
+        for pointer in recorded.pointers:
+            setattr(arguments, pointer.field, start + 4 * (pointer.value.place + pointer.column))
+            if pointer.field == "table":
+                arguments.table_rows = limits[pointer.value.rows]
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         if not self.fits(inputs):
@@ -162,8 +238,13 @@ class NativeStep(CapturedStep):
             )
         self._step.set_rows(inputs.step)
         self._step.set_tokens(inputs.token_ids, inputs.sampled)
-        self._team.run(self._instructions, self._count, self._step.struct)
-        return self._result[: len(inputs.sampled) if self._result_rows is Rows.SAMPLED else inputs.step.num_tokens]
+        counts = {Rows.TOKENS: inputs.step.num_tokens, Rows.SAMPLED: len(inputs.sampled)}
+        for segment in self._segments:
+            if segment.count:
+                self._team.run(self._instructions, segment.count, self._step.struct, first=segment.first)
+            if segment.then is not None:
+                segment.then.run(inputs, counts)
+        return self._result.rows_of(counts)
 
 
 def place_values(values: list[_Value], limits: Mapping[Rows, int]) -> int:
@@ -203,9 +284,10 @@ def capture(ops: NativeCpuOps, function: StepFunction, max_tokens: int, max_samp
     finally:
         ops.recorder = None
     step = NativeStep(ops, recorder, result, max(max_tokens, 6), max(max_sampled, 3))
-    for other in (inputs, example((2, 1, 3), sampled=(1, 2, 4))):
-        if not torch.equal(step(other), function(other)):
-            raise CaptureRefused("the recorded step gives other numbers: something between the ops computes in place")
+    # The ranks of a group must make the same calls to each other: none may stop at its first difference.
+    are_equal = [torch.equal(step(other), function(other)) for other in (inputs, example((2, 1, 3), sampled=(1, 2, 4)))]
+    if not all(are_equal):
+        raise CaptureRefused("the recorded step gives other numbers: something between the ops computes in place")
     return step
 
 

@@ -155,6 +155,9 @@ class Instruction(Structure):
     _fields_ = (("op", c_int32), ("rows", c_int32), ("arguments", Arguments))
 
 
+_INSTRUCTION_BYTES = ctypes.sizeof(Instruction)
+
+
 class Step(Structure):
     _fields_ = (
         ("num_tokens", c_int64), ("num_sampled", c_int64), ("num_rows", c_int64), ("max_blocks", c_int64),
@@ -193,9 +196,15 @@ class Team:
         if not self._handle:
             raise LibraryUnavailable(library.error())
 
-    def run(self, instructions: ctypes.Array[Instruction] | Instruction, count: int, step: Step) -> None:
-        """Raises KernelError if the step leads outside the memory that the instructions describe."""
-        if self._library.functions.tgk_run(self._handle, ctypes.byref(instructions), count, ctypes.byref(step)):
+    def run(
+        self, instructions: ctypes.Array[Instruction] | Instruction, count: int, step: Step, *, first: int = 0
+    ) -> None:
+        """Run `count` instructions from the `first` on.
+
+        Raises KernelError if the step leads outside the memory that the instructions describe.
+        """
+        begin = ctypes.byref(instructions, first * _INSTRUCTION_BYTES)
+        if self._library.functions.tgk_run(self._handle, begin, count, ctypes.byref(step)):
             raise KernelError(self._library.error())
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ bit whatever rows stand beside it and however many threads there are.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -34,7 +34,7 @@ _KV_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
 class Recorder(Protocol):
-    """Sees each instruction after it has been run.
+    """Sees each instruction, and each call of something else, after it has been run.
 
     Tensors that it reads and writes are by the name of the field that points into them. `constants` are what else it
     points into, weights and caches: they must live as long as the recording.
@@ -49,6 +49,8 @@ class Recorder(Protocol):
         ids: Tensor | None,
         constants: tuple[object, ...],
     ) -> None: ...
+
+    def add_call(self, function: Callable[[Tensor], Tensor], x: Tensor, result: Tensor) -> None: ...
 
 
 class NativeCpuOps(Ops):
@@ -233,6 +235,16 @@ class NativeCpuOps(Ops):
         reads, ids = {"q": q}, step.block_tables
         self._run(Op.ATTENTION, arguments, self._step.struct, reads, {"out": out}, ids=ids, constants=(cache,))
         return out
+
+    def outside(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        recorder, self.recorder = self.recorder, None  # what the function calls is its own
+        try:
+            result = function(x)
+        finally:
+            self.recorder = recorder
+        if recorder is not None:
+            recorder.add_call(function, x, result)
+        return result
 
     def most_likely(self, logits: Tensor) -> MostLikely:
         _check("most_likely", "logits", logits, torch.float32, (None, None))

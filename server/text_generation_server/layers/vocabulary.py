@@ -34,9 +34,13 @@ class Embedding:
         """[num_tokens] int64 -> [num_tokens, hidden_size], the same on every rank."""
         if self.group.world_size == 1:
             return self.ops.embedding(token_ids, self.table)
+        return self.group.all_reduce(self.ops.outside(self._own_rows, token_ids))
+
+    def _own_rows(self, token_ids: Tensor) -> Tensor:
+        """Zeros for tokens of other ranks."""
         elsewhere = (token_ids < self.span.start) | (token_ids >= self.span.stop)
         x = self.ops.embedding((token_ids - self.span.start).masked_fill(elsewhere, 0), self.table)
-        return self.group.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
+        return x.masked_fill_(elsewhere[:, None], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,14 @@ class Head:
     weight: PackedWeight
     vocab_size: int
 
-    def __call__(self, hidden: Tensor) -> Tensor | None:
-        """[n, hidden_size] -> [n, vocab_size] float32 on rank 0, None on the others."""
-        logits = self.group.gather_logits(self.ops.linear(hidden, self.weight), self.vocab_size)
-        return None if logits is None else logits.float()
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, columns of this rank]."""
+        return self.ops.linear(hidden, self.weight)
+
+    def gather(self, logits: Tensor) -> Tensor | None:
+        """Every rank's columns -> [n, vocab_size] float32 on rank 0, None on the others."""
+        whole = self.group.gather_logits(logits, self.vocab_size)
+        return None if whole is None else whole.float()
 
 
 def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParallelGroup) -> tuple[Embedding, Head]:

@@ -62,10 +62,13 @@ class CausalLM:
         normed, _ = self.device.ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
         return normed
 
-    def sampled_logits(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> Tensor | None:
-        """A whole step: `forward`, then `logits` of the sampled tokens. Only ops and views, so it can be captured."""
+    def sampled_logits(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> Tensor:
+        """A whole step: `forward`, then this rank's columns of the logits of the sampled tokens, for `head.gather`.
+
+        Only ops and views, and what goes through `Ops.outside`, so it can be captured.
+        """
         hidden = self.forward(inputs.token_ids, inputs.step, kv_caches)
-        return self.logits(self.device.ops.embedding(inputs.sampled, hidden))
+        return self.head(self.device.ops.embedding(inputs.sampled, hidden))
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of the next token, for the rows given and no others.
@@ -74,4 +77,4 @@ class CausalLM:
             hidden: [n, hidden_size], rows of `forward`'s result.
         Returns: [n, vocab_size] float32 on rank 0, None on the other ranks, which must call it too.
         """
-        return self.head(hidden)
+        return self.head.gather(self.head(hidden))

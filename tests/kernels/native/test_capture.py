@@ -39,12 +39,7 @@ class Stepped:
             for _ in range(model.num_layers)
         ]
 
-        def step(inputs: StepInputs) -> Tensor:
-            logits = model.sampled_logits(inputs, caches)
-            assert logits is not None
-            return logits
-
-        return step
+        return lambda inputs: model.sampled_logits(inputs, caches)
 
 
 def stepped(folder: Path, num_threads: int) -> Stepped:
@@ -111,12 +106,7 @@ def test_capturing_writes_nothing_into_the_caches(one_thread: Stepped) -> None:
     ops = one_thread.ops
     caches = [ops.new_kv_cache(2, BLOCK_SIZE, 2, one_thread.model.head_dim) for _ in one_thread.model.layers]
 
-    def step(inputs: StepInputs) -> Tensor:
-        logits = one_thread.model.sampled_logits(inputs, caches)
-        assert logits is not None
-        return logits
-
-    capture(ops, step, 8, 4)
+    capture(ops, lambda inputs: one_thread.model.sampled_logits(inputs, caches), 8, 4)
     assert not any(cache.k.any() or cache.v.any() for cache in caches)
 
 
@@ -146,6 +136,38 @@ def test_a_computation_that_is_no_op_is_refused_with_the_op_that_reads_it() -> N
         return ops.rms_norm(ops.embedding(inputs.token_ids, TABLE) * 2, torch.ones(32), 1e-5)
 
     assert refused(step) == "rms_norm: x was computed by something that is not a native op"
+
+
+def doubled_in_place(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+@pytest.mark.parametrize("double", [doubled_in_place, lambda x: x * 2], ids=["in place", "as a new tensor"])
+def test_what_is_called_outside_is_called_again_in_its_place(double: Callable[[Tensor], Tensor]) -> None:
+    library = library_or_skip()
+    ops = NativeCpuOps(library, 1, library.instruction_sets[0])
+
+    def step(inputs: StepInputs) -> Tensor:
+        x = ops.outside(lambda ids: ops.embedding(319 - ids, TABLE), inputs.token_ids)  # ops of its own
+        x = ops.silu_and_mul(ops.outside(double, x))
+        return ops.outside(double, ops.embedding(inputs.sampled, x))
+
+    captured = capture(ops, step, 600, 8)
+    for given_inputs in (inputs([40, 3], [1, 42, 7]), inputs([1], [0]), inputs([5], [])):
+        assert torch.equal(captured(given_inputs), step(given_inputs))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda ops, x: ops.outside(doubled_in_place, x + 1), "takes something that is not a native op's result"),
+        (lambda ops, x: ops.outside(doubled_in_place, x[:, 4:]), "takes a part of a native op's result"),
+        (lambda ops, x: ops.outside(lambda x: x[:1] * 2, x), "gives no float32 tensor with as many rows"),
+        (lambda ops, x: ops.outside(Tensor.double, x), "gives no float32 tensor with as many rows"),
+    ],
+)
+def test_what_cannot_be_called_again_is_refused(call: Callable[[NativeCpuOps, Tensor], Tensor], message: str) -> None:
+    assert message in refused(lambda ops, inputs: call(ops, ops.embedding(inputs.token_ids, TABLE)))
 
 
 def test_ids_that_are_computed_are_refused() -> None:
