@@ -138,8 +138,11 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     longest = min(wanted.max_total_tokens or model.max_positions, wanted.max_batch_prefill_tokens or _BUDGETS[-1])
     device.reset_peak_memory()
     runner = _StepRunner(engine, wanted.max_sequences, longest)
-    prefill_tokens = wanted.max_batch_prefill_tokens or _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
-    runner.prompt_seconds(prefill_tokens)
+    prefill_tokens = wanted.max_batch_prefill_tokens
+    if prefill_tokens:
+        runner.prompt_seconds(prefill_tokens)
+    else:
+        prefill_tokens = _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
     runner.largest_decode_seconds()
     max_guessing_tokens = 0
     if wanted.max_guesses:
