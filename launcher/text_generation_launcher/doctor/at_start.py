@@ -16,8 +16,6 @@ from text_generation_launcher.stop import StopRequest
 
 # What the launcher has said itself, or is about to check where it claims it.
 _LAUNCHER_SAYS = ("device", "http-port", "master-port", "options")
-# With this variable the shards run on an emulated NPU, and the machine's own software does not matter.
-EMULATOR_VARIABLE = "TEXT_GENERATION_NPU_EMULATOR"
 _IMPORT_TIMEOUT_S = 120.0
 # A file system may be slow once: then the shards are left to try.
 _NOT_FINAL = ("torch-npu-slow",)
@@ -32,8 +30,6 @@ def check_before_launch(plan: LaunchPlan, values: Values, stop: StopRequest) -> 
         LauncherError: these options cannot be served on this machine.
         Stopped: the launcher was asked to stop meanwhile.
     """
-    if plan.environ.get(EMULATOR_VARIABLE):
-        return
 
     def wait(child: ImportChild, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

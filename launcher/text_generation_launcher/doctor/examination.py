@@ -20,7 +20,7 @@ from text_generation_launcher.doctor.judge_software import judge_software
 from text_generation_launcher.doctor.machine_seen import probe_machine
 from text_generation_launcher.doctor.npu_smi import probe_smi
 from text_generation_launcher.doctor.packages import probe_packages
-from text_generation_launcher.doctor.target import Asked, Target, choose_target
+from text_generation_launcher.doctor.target import EMULATOR_VARIABLE, Asked, Target, choose_target
 
 # On a host without torch_npu the answer must come at once, and torch alone takes a second or two.
 _CPU_IMPORT_TIMEOUT_S = 1.5
@@ -51,14 +51,16 @@ def examine(
         wait: returns once the child has ended or the timeout is over.
     """
     packages = probe_packages(host)
-    target = choose_target(asked, host, has_torch_npu=packages.torch_npu is not None)
-    modules = _modules(target, has_torch=packages.torch is not None, has_torch_npu=packages.torch_npu is not None)
+    emulated_chip = host.environ.get(EMULATOR_VARIABLE, "")
+    has_torch_npu = bool(emulated_chip) or packages.torch_npu is not None
+    target = choose_target(asked, host, has_torch_npu=has_torch_npu)
     looks_for_npus = target.is_npu or not brief
-    if not looks_for_npus:
-        modules = ()
+    modules: tuple[str, ...] = ()
+    if packages.torch is not None and looks_for_npus:
+        modules = ("torch", "torch_npu") if has_torch_npu and target.is_npu else ("torch",)
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(host.importing(modules)) if modules else None
-        smi = probe_smi(host) if looks_for_npus else SmiFacts()
+        smi = probe_smi(host) if looks_for_npus and not emulated_chip else SmiFacts()
         ascend, nodes = probe_ascend(host), probe_nodes(host)
         machine, model = (
             probe_machine(host, smi.chips),
@@ -72,7 +74,7 @@ def examine(
             records, end = child.result()
             imports = import_facts(modules, records, end)
     variables = {name: host.environ[name] for name in VARIABLES if name in host.environ}
-    facts = Facts(packages, ascend, smi, nodes, imports, machine, model, variables, taken)
+    facts = Facts(packages, ascend, smi, nodes, imports, machine, model, variables, taken, emulated_chip)
     return Examination(facts, target, tuple(judge(facts, target, asked)))
 
 
@@ -84,9 +86,3 @@ def judge(facts: Facts, target: Target, asked: Asked) -> list[Finding]:
         *judge_devices(facts, target, asked),
         *judge_model(facts, target, asked),
     ]
-
-
-def _modules(target: Target, *, has_torch: bool, has_torch_npu: bool) -> tuple[str, ...]:
-    if not has_torch:
-        return ()
-    return ("torch", "torch_npu") if has_torch_npu and target.is_npu else ("torch",)

@@ -149,3 +149,4 @@ class Facts:
     model: ModelFacts
     variables: dict[str, str] = field(default_factory=dict)  # those of the environment that findings judge
     taken_ports: tuple[int, ...] = ()  # of HCCL's range
+    emulated_chip: str = ""  # the chip that stands in for this machine's own, "" for none

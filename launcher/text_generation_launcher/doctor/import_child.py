@@ -1,6 +1,7 @@
 """Run as a program: imports torch and torch_npu, asks for the cards, and reports each stage as a line of JSON.
 
-It may crash, hang or abort, which is why it is a process of its own: whoever started it reads how far it came.
+It may crash, hang or abort, which is why it is a process of its own: whoever started it reads how far it came. It loads
+torch_npu, real or emulated, by the same function as a shard.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _import_torch() -> tuple[ModuleType, dict[str, object]]:
 
 
 def _import_torch_npu() -> tuple[ModuleType, dict[str, object]]:
-    torch_npu = importlib.import_module("torch_npu")
+    torch_npu = importlib.import_module("text_generation_kernels.npu_probe").load_torch_npu()
     return torch_npu, {"version": str(getattr(torch_npu, "__version__", ""))}
 
 

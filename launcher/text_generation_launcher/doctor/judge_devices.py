@@ -19,8 +19,9 @@ _HEALTHY = ("OK",)
 
 
 def judge_devices(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
-    yield from _nodes(facts, target)
-    yield from _smi(facts, target)
+    if not facts.emulated_chip:
+        yield from _nodes(facts, target)
+        yield from _smi(facts, target)
     yield from _seen_by_torch(facts, target)
     yield from _visible(facts, target)
     yield from _chip(facts, target)
@@ -137,7 +138,7 @@ def _visible(facts: Facts, target: Target) -> Iterator[Finding]:
     if not target.is_npu or devices is None:
         return
     there = tuple(chip.logic_id for chip in facts.smi.chips if chip.logic_id is not None)
-    there = there or tuple(range(len(facts.nodes.cards)))
+    there = there or tuple(range(0 if facts.emulated_chip else len(facts.nodes.cards)))
     seen = facts.imports.num_devices
     if devices.variable is not None:
         unknown = [device for device in devices.visible if there and device not in there]

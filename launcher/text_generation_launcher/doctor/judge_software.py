@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from text_generation_launcher.doctor.facts import Facts
 from text_generation_launcher.doctor.findings import Finding, Severity, error, note, ok, warning
 from text_generation_launcher.doctor.packages import release
-from text_generation_launcher.doctor.target import Target
+from text_generation_launcher.doctor.target import EMULATOR_VARIABLE, Target
 from text_generation_launcher.doctor.versions import cann_order, cann_released_with
 
 _OLDEST_TORCH = (2, 1, 0)
@@ -22,6 +22,9 @@ _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]*\.so[\w.]*): cannot open shared obje
 def judge_software(facts: Facts, target: Target) -> Iterator[Finding]:
     yield from _our_packages(facts)
     yield from _torch(facts)
+    if facts.emulated_chip:
+        yield from _emulator(facts, target)
+        return
     yield from _torch_npu(facts, target)
     yield from _pairing(facts, target)
     yield from _driver(facts, target)
@@ -89,6 +92,15 @@ def _torch_npu(facts: Facts, target: Target) -> Iterator[Finding]:
         return
     seen = f"torch_npu {version} cannot be imported: {imports.error}"
     yield Finding(severity, "torch-npu-import", seen, "", _import_remedy(facts))
+
+
+def _emulator(facts: Facts, target: Target) -> Iterator[Finding]:
+    where = "shards run on it" if target.is_npu else "it is not used"
+    seen = f"{EMULATOR_VARIABLE}={facts.emulated_chip} asks for an emulated NPU, and {where}"
+    yield note("emulator", f"{seen}; this machine's driver, CANN and cards were not looked at")
+    if facts.imports.stage == "torch_npu":
+        seen = f"the emulated torch_npu cannot be imported: {facts.imports.error}"
+        yield error("torch-npu-import", seen, f"unset {EMULATOR_VARIABLE} to serve without it")
 
 
 def _import_remedy(facts: Facts) -> str:

@@ -239,7 +239,7 @@ def npu_machine(folder: Path) -> Machine:
     machine.torch("2.8.0+cpu")
     machine.torch_npu("2.8.0.post2")
     for package in CANN_PYTHON:
-        machine.package(package, "2.1.0")
+        machine.package(package, "99.0")
     for name in ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc"):
         machine.write(f"/dev/{name}", mode=0o666)
     machine.write("/usr/local/Ascend/driver/version.info", "Version=24.1.rc3\nascendhal_version=7.35.23\n")

@@ -190,7 +190,7 @@ ON_NPU = (
         "cann-python",
         WARNING,
         ("missing: decorator", "pip install decorator"),
-        lambda m: (m.site / "decorator-2.1.0.dist-info/METADATA").unlink(),
+        lambda m: (m.site / "decorator-99.0.dist-info/METADATA").unlink(),
     ),
     Case(
         "cann-kernels", WARNING, ("ascend910b, and none for Ascend910A", "folder ascend910)"), chip("Ascend910A", 102)
@@ -414,6 +414,19 @@ ON_CPU = (
         lambda m: m.write("/dev/davinci0"),
     ),
     Case("torch-npu", ERROR, ("--device npu needs it",), arguments=("--device", "npu")),
+    Case(
+        "emulator",
+        NOTE,
+        ("asks for an emulated NPU, and it is not used",),
+        environ(TEXT_GENERATION_NPU_EMULATOR="Ascend910B4"),
+        ("--device", "cpu"),
+    ),
+    Case(
+        "torch-npu-import",
+        ERROR,
+        ("the emulated torch_npu cannot be imported", "unset TEXT_GENERATION_NPU_EMULATOR"),
+        environ(TEXT_GENERATION_NPU_EMULATOR="Ascend1000"),
+    ),
     Case("driver", NOTE, ("no Ascend driver",)),
     Case("cann", NOTE, ("CANN is not installed",)),
     Case("npu-smi", NOTE, ("npu-smi is not there",)),
