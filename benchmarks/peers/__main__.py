@@ -147,7 +147,10 @@ def report(
 
 
 def _one_line(reason: str) -> str:
-    return " / ".join(line.strip() for line in reason.splitlines() if line.strip())[:300]
+    """What happened, and of a log after it the last line that speaks of an error."""
+    first, *log = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
+    told = [line for line in log if "error" in line.lower()] or log
+    return f"{first} {told[-1]}"[:300] if told else first
 
 
 def draw(options: argparse.Namespace, results: Results) -> str:

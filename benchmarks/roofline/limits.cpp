@@ -20,8 +20,11 @@
 #include <arm_neon.h>
 #endif
 
-// Keeps a vector in a register across the loop, without letting the compiler see what becomes of it.
-#define KEEP(x) asm volatile("" : "+x"(x))
+// Chains of sums that do not depend on each other, enough to hide the latency of one. Each has a name: gcc keeps an array
+// of them in memory, and then measures that.
+#define CHAINS_12(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+#define CHAINS_24(DO) \
+  CHAINS_12(DO) DO(12) DO(13) DO(14) DO(15) DO(16) DO(17) DO(18) DO(19) DO(20) DO(21) DO(22) DO(23)
 
 namespace {
 
@@ -85,40 +88,31 @@ __attribute__((target("avx2"))) uint64_t read_avx2(const uint64_t* data, size_t 
 }
 
 __attribute__((target("avx2,fma"))) void fma_avx2() {
-  __m256 x = _mm256_set1_ps(0.5f), sums[12];
-  for (auto& sum : sums) sum = _mm256_setzero_ps();
-  for (int loop = 0; loop < kLoops; ++loop) {
-#pragma GCC unroll 12
-    for (int lane = 0; lane < 12; ++lane) {
-      sums[lane] = _mm256_fmadd_ps(x, x, sums[lane]);
-      KEEP(sums[lane]);
-    }
-  }
+  const __m256 x = _mm256_set1_ps(0.5f);
+#define BEGIN(n) __m256 sum##n = _mm256_setzero_ps();
+#define ADD(n) sum##n = _mm256_fmadd_ps(x, x, sum##n); asm volatile("" : "+x"(sum##n));
+  CHAINS_12(BEGIN)
+  for (int loop = 0; loop < kLoops; ++loop) { CHAINS_12(ADD) }
+#undef BEGIN
+#undef ADD
 }
 
 __attribute__((target("avx512f"))) void fma_avx512() {
-  __m512 x = _mm512_set1_ps(0.5f), sums[24];
-  for (auto& sum : sums) sum = _mm512_setzero_ps();
-  for (int loop = 0; loop < kLoops / 2; ++loop) {
-#pragma GCC unroll 24
-    for (int lane = 0; lane < 24; ++lane) {
-      sums[lane] = _mm512_fmadd_ps(x, x, sums[lane]);
-      asm volatile("" : "+v"(sums[lane]));
-    }
-  }
+  const __m512 x = _mm512_set1_ps(0.5f);
+#define BEGIN(n) __m512 sum##n = _mm512_setzero_ps();
+#define ADD(n) sum##n = _mm512_fmadd_ps(x, x, sum##n); asm volatile("" : "+v"(sum##n));
+  CHAINS_24(BEGIN)
+  for (int loop = 0; loop < kLoops / 2; ++loop) { CHAINS_24(ADD) }
+#undef ADD
 }
 
 __attribute__((target("avx512f,avx512bf16"))) void dot_avx512_bf16() {
-  __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
-  __m512 sums[24];
-  for (auto& sum : sums) sum = _mm512_setzero_ps();
-  for (int loop = 0; loop < kLoops / 2; ++loop) {
-#pragma GCC unroll 24
-    for (int lane = 0; lane < 24; ++lane) {
-      sums[lane] = _mm512_dpbf16_ps(sums[lane], x, x);
-      asm volatile("" : "+v"(sums[lane]));
-    }
-  }
+  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
+#define ADD(n) sum##n = _mm512_dpbf16_ps(sum##n, x, x); asm volatile("" : "+v"(sum##n));
+  CHAINS_24(BEGIN)
+  for (int loop = 0; loop < kLoops / 2; ++loop) { CHAINS_24(ADD) }
+#undef BEGIN
+#undef ADD
 }
 
 bool may_use_tiles() {
@@ -156,15 +150,13 @@ __attribute__((target("amx-tile,amx-bf16"))) void tiles_bf16() {
 }
 #elif defined(__aarch64__)
 void fma_neon() {
-  float32x4_t x = vdupq_n_f32(0.5f), sums[24];
-  for (auto& sum : sums) sum = vdupq_n_f32(0);
-  for (int loop = 0; loop < kLoops; ++loop) {
-#pragma GCC unroll 24
-    for (int lane = 0; lane < 24; ++lane) {
-      sums[lane] = vfmaq_f32(sums[lane], x, x);
-      asm volatile("" : "+w"(sums[lane]));
-    }
-  }
+  const float32x4_t x = vdupq_n_f32(0.5f);
+#define BEGIN(n) float32x4_t sum##n = vdupq_n_f32(0);
+#define ADD(n) sum##n = vfmaq_f32(sum##n, x, x); asm volatile("" : "+w"(sum##n));
+  CHAINS_24(BEGIN)
+  for (int loop = 0; loop < kLoops; ++loop) { CHAINS_24(ADD) }
+#undef BEGIN
+#undef ADD
 }
 #endif
 
