@@ -28,8 +28,6 @@ _WAITS = frozenset(
 )
 # Ops that take index tensors from the host.
 _HOST_INDEX = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# Every byte of a FRACTAL_NZ tensor becomes zero, so that its order does not matter.
-_ANY_FORMAT = frozenset({"zero_"})
 
 
 class AtenKernel:
@@ -51,6 +49,9 @@ class AtenKernel:
         )
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.name == "zero_" and call.is_nz(args[0]):
+            call.machine.tensors.whole_bytes(args[0]).zero_()  # in whatever order they are
+            return args[0]
         host_arguments = _HostArguments(call)
         positional = [
             torch.tensor(value, device="cpu")
@@ -91,12 +92,10 @@ class _HostArguments:
     def _convert_written(self, value: Any) -> Any:
         if not is_on_npu(value):
             return value
-        if self._call.is_nz(value) and self._call.name not in _ANY_FORMAT:
+        if self._call.is_nz(value):
             self._call.refuse(f"would write into a {tuple(value.shape)} tensor in FRACTAL_NZ")
         if value.numel() == 0:  # the op will resize it
             host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        elif self._call.is_nz(value):
-            host = self._call.machine.tensors.whole_bytes(value)
         else:
             host = self._call.write(value)
         self._card_of[id(host)] = value

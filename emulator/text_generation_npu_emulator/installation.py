@@ -6,7 +6,6 @@ release, empty cards.
 
 from __future__ import annotations
 
-import gc
 import importlib.abc
 import importlib.machinery
 import os
@@ -111,13 +110,13 @@ def _print_from_the_host() -> None:
     """Tensors are printed from a copy, as torch_npu does it: otherwise torch computes with float64 on the card."""
     original = torch._tensor_str._str_intern
 
-    def str_intern(tensor: torch.Tensor, **options: Any) -> str:
+    def str_intern(tensor: torch.Tensor, **options: Any) -> Any:
         if not is_on_npu(tensor):
             return original(tensor, **options)
         suffix = f", device='{tensor.device}')"
         return original(tensor.detach().cpu(), **options)[:-1] + suffix
 
-    torch._tensor_str._str_intern = str_intern
+    setattr(torch._tensor_str, "_str_intern", str_intern)  # noqa: B010
 
 
 _installed = _Installed()
@@ -160,10 +159,9 @@ def emulated_npu(soc_name: str, /, **changes: object) -> Iterator[Machine]:
 
 
 def uninstall() -> None:
-    """Hide torch_npu again, and give up the cards. torch itself knows the device until the process ends."""
+    """Hide torch_npu again. torch itself knows the device until the process ends."""
     hide()
     _mend_import()
-    gc.collect()
 
 
 def _install(settings: Settings) -> Machine | None:
