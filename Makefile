@@ -87,7 +87,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-$(BENCH_STAMP): $(STAMP)
+$(BENCH_STAMP): | $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
