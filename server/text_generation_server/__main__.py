@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from text_generation_cli import __version__
+from text_generation_cli.options import parse
 from text_generation_cli.program import run, start
+from text_generation_server.report.settings import ReportSettings
 from text_generation_server.settings import DownloadSettings, ServeSettings
 
 _PROGRAM = "text-generation-server"
@@ -17,6 +19,7 @@ _USAGE = f"""usage: {_PROGRAM} COMMAND [options]
 commands:
   serve             run one shard: load a model and answer the router over a unix socket
   download-weights  make a model's files present on this host
+  report            write what belongs to a bug report into one file, without secrets
 
 {_PROGRAM} COMMAND --help shows a command's options.
 """
@@ -45,7 +48,22 @@ def _download_weights(argv: Sequence[str]) -> int:
     return run(_PACKAGE, download)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "download-weights": _download_weights}
+def _report(argv: Sequence[str]) -> int:
+    settings = parse(f"{_PROGRAM} report", ReportSettings, argv, os.environ).build(ReportSettings)
+
+    def report() -> int:
+        from text_generation_server.report.command import run_report  # noqa: PLC0415
+
+        return run_report(settings, os.environ)
+
+    return run(_PACKAGE, report)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "serve": _serve,
+    "download-weights": _download_weights,
+    "report": _report,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def run_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     try:
-        print(as_json(examination) if settings.json else as_text(examination), flush=True)
+        print(as_json(examination, values.given()) if settings.json else as_text(examination), flush=True)
     except BrokenPipeError:  # the reader has seen enough; Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0 if can_serve(examination.findings) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from text_generation_cli import __version__
 from text_generation_launcher.doctor.examination import Examination
@@ -22,13 +22,14 @@ def as_text(examination: Examination) -> str:
     return "\n".join([*lines, f"{verdict} ({_counted(findings)})"])
 
 
-def as_json(examination: Examination) -> str:
-    """One object: verdict, findings, and the facts that they come from."""
+def as_json(examination: Examination, options: Mapping[str, str]) -> str:
+    """One object: verdict, the options that were given, findings, and the facts that they come from."""
     content = {
         "version": __version__,
         "can_serve": can_serve(examination.findings),
         "device": examination.target.kind,
         "num_shards": examination.target.num_shards,
+        "options": dict(options),
         "findings": [
             {**dataclasses.asdict(finding), "severity": finding.severity.value} for finding in examination.findings
         ],

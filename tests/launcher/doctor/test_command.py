@@ -50,10 +50,12 @@ def test_this_machine_is_described_in_three_seconds() -> None:
 
 
 def test_json_has_the_verdict_the_findings_and_the_facts() -> None:
-    found = doctor_json("--device", "cpu")
+    found = doctor_json("--device", "cpu", API_KEY="very-secret")
     assert found["can_serve"] is True
     assert (found["device"], found["num_shards"]) == ("cpu", 1)
     assert all(set(finding) == {"severity", "code", "seen", "allowed", "remedy"} for finding in found["findings"])
+    assert found["options"]["device"] == "cpu (--device)"
+    assert found["options"]["api_key"] == "*** (API_KEY)"
     assert found["facts"]["machine"]["num_cores"] >= 1
     assert found["facts"]["packages"]["torch"].startswith("2.")
 
