@@ -136,14 +136,15 @@ class WeightPacker:
 
     def _placed(self, weight: Tensor) -> Tensor:
         """On the device, in the activations' dtype; converted on the host, since a chip may lack the weight's own."""
+        rounded = weight.to(self._dtype)
         if self._dtype == torch.float16 and weight.dtype != torch.float16:
             # A chip that saturates would do the same in silence, the others would serve infinities.
             beyond = int((weight.abs() > FLOAT16_MAX).sum())
             if beyond:
                 self._num_clamped += beyond
                 logger.warning("%d of %d weights are beyond float16 and set to +-65504", beyond, weight.numel())
-                weight = weight.clamp(-FLOAT16_MAX, FLOAT16_MAX)
-        return weight.to(self._dtype).to(self._device).contiguous()
+                rounded.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+        return rounded.to(self._device).contiguous()
 
     def _keep_nd(self, nd: Tensor, reason: str) -> None:
         if reason not in self._reasons:
