@@ -115,10 +115,10 @@ class TaskUpdate:
         record = self._group.records[self._next]
         if kernel.name != record.kernel.name:
             raise Refused(f"the task group has {record.kernel.name} here; it cannot be replaced by {kernel.name}")
-        self._next += 1
         old, new = _tensors(record.arguments), _tensors((args, kwargs))
         if old != new:
             raise Refused(f"{kernel.name}: an update replaces host arguments; tensors must be those of the capture")
+        self._next += 1
         record.arguments = freeze(args, kwargs)
         return record.outputs
 

@@ -59,6 +59,12 @@ class HcclGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return "hccl"
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """The backend for a device: a communicator is its own."""
+        if device.type != "npu":
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self
+
     def get_hccl_comm_name(self, rank: int) -> str:
         return self._name
 
