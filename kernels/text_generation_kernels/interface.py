@@ -325,6 +325,10 @@ class Device(ABC):
     has_bfloat16: bool = True
     broadcasts: bool = True  # whether that backend has broadcast
 
+    def enter_thread(self) -> None:
+        """To be called by every thread that uses the device, before it does: each thread has a current card."""
+        return None
+
     @abstractmethod
     def memory(self) -> MemoryInfo:
         """What is there and what is free now."""

@@ -107,11 +107,16 @@ def _first_line(error: Exception) -> str:
 class ProcessGroup(TensorParallelGroup):
     """A group over torch.distributed, made by `join_group`; there is one in a process."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._device = device.torch_device
         self._outside = device.ops.outside
+        self._broadcasts = device.broadcasts
+        # What is known on the host is said over gloo, beside the cards' own backend.
+        self._host_group = None
+        if device.process_group_backend != "gloo":
+            self._host_group = dist.new_group(backend="gloo", timeout=timeout)
         # gloo adds up around a ring, from another rank on for each piece of the buffer. With three or more terms the
         # rounding then depends on where a row lies in the batch, which rows of a step must not; so terms are gathered
         # and added in rank order. Two terms commute.
@@ -138,14 +143,21 @@ class ProcessGroup(TensorParallelGroup):
         widths = [len(split(vocab_size, rank, self.world_size)) for rank in range(self.world_size)]
         missing = widths[0] - logits.shape[1]
         padded = torch.nn.functional.pad(logits, (0, missing)) if missing else logits.contiguous()
-        parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
-        dist.gather(padded, parts, dst=0)
-        if parts is None:
+        parts = [torch.empty_like(padded) for _ in widths]
+        if self._host_group is not None:
+            dist.all_gather(parts, padded)  # HCCL has no gather everywhere
+        else:
+            dist.gather(padded, parts if self.rank == 0 else None, dst=0)
+        if self.rank != 0:
             return None
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     @_together
     def broadcast_ids(self, ids: Tensor | None, num_ids: int) -> Tensor:
+        if not self._broadcasts:
+            host = torch.empty(num_ids, dtype=torch.int64) if ids is None else ids.cpu()
+            dist.broadcast(host, src=0, group=self._host_group)
+            return host.to(self._device) if ids is None else ids
         if ids is None:
             ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
         dist.broadcast(ids, src=0)
@@ -153,8 +165,8 @@ class ProcessGroup(TensorParallelGroup):
 
     @_together
     def all_reduce_min(self, value: int) -> int:
-        smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        smallest = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self._host_group)
         return int(smallest.item())
 
     def close(self) -> None:
@@ -173,17 +185,18 @@ def join_group(
     """
     if world_size == 1:
         return LoneRank()
+    timeout = timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(
             device.process_group_backend,
             init_method=f"tcp://{master_addr}:{master_port}",
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
+        return ProcessGroup(device, timeout)
     except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
         raise GroupError(
             f"rank {rank} could not meet the other {world_size - 1} at {master_addr}:{master_port} "
             f"within {timeout_s:g} s: {_first_line(error)}"
         ) from None
-    return ProcessGroup(device)

@@ -55,7 +55,9 @@ class ShardService(ShardServicer):
         self._engine = engine
         self._facts = facts
         self._budget = budget
-        self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._device_thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="device", initializer=engine.device.enter_thread
+        )
         self._streaming = False
         self._num_steps = 0
         self._step_started_s: float | None = None

@@ -78,6 +78,9 @@ class NpuDevice(Device):
         if reason is not None:
             logger.warning("%s: %s; other ops are used instead. Is NNAL installed, for this CANN?", self.name, reason)
 
+    def enter_thread(self) -> None:
+        self._npu.set_device(self._index)
+
     def memory(self) -> MemoryInfo:
         """As the driver counts, so that other processes' share is not free. What the allocator only keeps is."""
         self._npu.empty_cache()

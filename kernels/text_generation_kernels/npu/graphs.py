@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from text_generation_kernels.interface import (
@@ -122,8 +121,6 @@ def capture_decode(
         raise CaptureRefused(f"graphs are not used on family {ops.family.name}")
     if not sizes:
         raise CaptureRefused("--cuda-graphs names no size")
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise CaptureRefused("what several shards say to each other is not captured")
     buffers = _new_buffers(ops.torch_device, max(sizes), max_blocks)
     graphs: dict[int, _Graph] = {}
     pool: Any = None
