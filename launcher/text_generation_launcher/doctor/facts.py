@@ -13,7 +13,8 @@ class PackageFacts:
     torch: str | None
     torch_npu: str | None
     numpy: str | None
-    lacking: tuple[str, ...]  # requirements of ours that are not met, with what is there
+    missing: tuple[str, ...]  # requirements of ours that are not installed
+    outdated: tuple[str, ...]  # those that are, in a version below, with that version
     cann_python_missing: tuple[str, ...]  # packages that CANN's op compiler imports and that are not installed
 
 

@@ -50,7 +50,8 @@ def _nodes(facts: Facts, target: Target) -> Iterator[Finding]:
             )
             yield error("device-nodes", "no card: there is no /dev/davinci0 or another number", remedy)
         return
-    severity = Severity.ERROR if target.is_npu else Severity.NOTE
+    # Cards that answered can be opened, whatever the permission bits say: there are lists of rights beside them.
+    severity = Severity.ERROR if target.is_npu and not facts.imports.memory else Severity.NOTE
     closed = [node for node in (*nodes.cards, *nodes.managers) if not node.may_open]
     if closed:
         first = closed[0]
@@ -141,7 +142,8 @@ def _visible(facts: Facts, target: Target) -> Iterator[Finding]:
     there = there or tuple(range(0 if facts.emulated_chip else len(facts.nodes.cards)))
     seen = facts.imports.num_devices
     if devices.variable is not None:
-        unknown = [device for device in devices.visible if there and device not in there]
+        # What torch_npu sees decides: npu-smi may count the host's cards where a container has some of them.
+        unknown = [device for device in devices.visible if not seen and there and device not in there]
         dropped = seen is not None and 0 < seen < len(devices.visible)
         if unknown or dropped:
             listed = ",".join(map(str, devices.visible))

@@ -35,10 +35,12 @@ def judge_software(facts: Facts, target: Target) -> Iterator[Finding]:
 
 
 def _our_packages(facts: Facts) -> Iterator[Finding]:
-    lacking = facts.packages.lacking
-    if lacking:
-        remedy = "install this project again: pip install ."
-        yield error("python-packages", f"Python packages are missing or too old: {', '.join(lacking)}", remedy)
+    missing, outdated = facts.packages.missing, facts.packages.outdated
+    remedy = "install this project again: pip install ."
+    if missing:
+        yield error("python-packages", f"Python packages are missing: {', '.join(missing)}", remedy)
+    if outdated:
+        yield warning("python-packages", f"Python packages are too old: {', '.join(outdated)}", remedy)
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
@@ -151,7 +153,7 @@ def _driver(facts: Facts, target: Target) -> Iterator[Finding]:
     elif version is not None or smi.chips or nodes.cards:
         where = "mount /usr/local/Ascend/driver/version.info into the container" if nodes.in_container else ""
         yield note("driver", "an Ascend driver is there, and its version is not readable", where)
-    elif target.is_npu:
+    elif target.is_npu and not facts.imports.num_devices:
         remedy = (
             "start the container with the cards and the driver: --device /dev/davinci0 --device /dev/davinci_manager "
             "--device /dev/devmm_svm --device /dev/hisi_hdc -v /usr/local/Ascend/driver:/usr/local/Ascend/driver"
@@ -159,7 +161,7 @@ def _driver(facts: Facts, target: Target) -> Iterator[Finding]:
             else "install driver and firmware of the card"
         )
         yield error("driver", "no Ascend driver: neither /usr/local/Ascend/driver nor /dev/davinci* is there", remedy)
-    else:
+    elif not target.is_npu:
         yield note("driver", "no Ascend driver: neither /usr/local/Ascend/driver nor /dev/davinci* is there")
 
 

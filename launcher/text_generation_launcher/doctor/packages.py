@@ -28,12 +28,14 @@ _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:>=\s*(?
 
 
 def probe_packages(host: Host) -> PackageFacts:
+    missing, outdated = _unmet(host)
     return PackageFacts(
         python=platform.python_version(),
         torch=host.version("torch"),
         torch_npu=host.version("torch_npu"),
         numpy=host.version("numpy"),
-        lacking=_lacking(host),
+        missing=missing,
+        outdated=outdated,
         cann_python_missing=tuple(name for name in CANN_PYTHON if host.version(name) is None),
     )
 
@@ -44,8 +46,8 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")[:3]) if match else ()
 
 
-def _lacking(host: Host) -> tuple[str, ...]:
-    found = []
+def _unmet(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    missing, outdated = [], []
     for requirement in host.requirements(OUR_PACKAGE):
         needed, _, marker = requirement.partition(";")
         match = _REQUIREMENT.match(needed.strip())
@@ -53,7 +55,7 @@ def _lacking(host: Host) -> tuple[str, ...]:
             continue
         version = host.version(match["name"])
         if version is None:
-            found.append(f"{needed.strip()} (not installed)")
+            missing.append(needed.strip())
         elif match["least"] and release(version) < release(match["least"]):
-            found.append(f"{needed.strip()} ({version} is installed)")
-    return tuple(found)
+            outdated.append(f"{needed.strip()} ({version} is installed)")
+    return tuple(missing), tuple(outdated)

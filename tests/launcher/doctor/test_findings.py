@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.doctor import machines
 from tests.launcher.doctor.machines import (
     GIB,
     MAPPING_310P,
@@ -112,9 +113,10 @@ ON_NPU = (
     Case(
         "python-packages",
         ERROR,
-        ("grpcio>=1.76 (1.60.0 is installed)", "tokenizers>=0.19 (not installed)", "pip install ."),
+        ("are missing: tokenizers>=0.19;", "pip install ."),
         our_requirements,
     ),
+    Case("python-packages", WARNING, ("too old: grpcio>=1.76 (1.60.0 is installed);",), our_requirements),
     Case("torch", OK, ("torch 2.8.0+cpu is installed and can be imported",)),
     Case("torch-npu", OK, ("torch_npu 2.8.0.post2 can be imported",)),
     Case("torch-npu", NOTE, ("it was not imported",), arguments=("--device", "cpu")),
@@ -218,13 +220,14 @@ ON_NPU = (
         "device-permission",
         ERROR,
         ("me (groups me, HwHiAiUser) may not open /dev/davinci1 (rw-rw---- root:", "usermod -aG"),
-        lambda m: m.write("/dev/davinci1", mode=0o660),
+        both(lambda m: m.write("/dev/davinci1", mode=0o660), broken_import("driver error 87")),
     ),
+    Case("device-permission", NOTE, ("may not open /dev/davinci1",), lambda m: m.write("/dev/davinci1", mode=0o660)),
     Case(
         "device-permission",
         ERROR,
         ("--group-add NUMBER",),
-        both(container, lambda m: m.write("/dev/davinci0", mode=0o660)),
+        both(container, lambda m: m.write("/dev/davinci0", mode=0o660), broken_import("driver error 87")),
     ),
     Case("npu-smi", OK, ("npu-smi 24.1.rc3 sees NPU 0 chip 0 910B4 3373 of 32768 MB",)),
     Case("npu-smi", NOTE, ("health and memory of the cards are not checked",), lambda m: m.remove("/bin/npu-smi")),
@@ -494,6 +497,15 @@ def test_a_sound_host_with_npus_has_nothing_but_ok(tmp_path: Path) -> None:
     machine = npu_machine(tmp_path)
     examination = machine.examine("--model-id", machine.model(), "--num-shard", "2")
     assert {finding.severity for finding in examination.findings} == {OK}
+
+
+def test_torch_npu_is_believed_before_npu_smi_about_which_cards_there_are(tmp_path: Path) -> None:
+    """In a container with one card of eight, npu-smi may count as the host does."""
+    machine = npu_machine(tmp_path)
+    machine.torch_npu("2.8.0.post2", num_cards=1)
+    machine.npu_smi(machines.TABLE_910B, machines.MAPPING_910B.replace("0    ", "4    "))
+    machine.environ["ASCEND_RT_VISIBLE_DEVICES"] = "0"
+    assert can_serve(machine.examine().findings)
 
 
 def test_what_an_npu_needs_is_no_error_where_the_cpu_is_asked_for(tmp_path: Path) -> None:
