@@ -17,8 +17,9 @@ from text_generation_launcher.stop import StopRequest
 # What the launcher has said itself, or is about to check where it claims it.
 _LAUNCHER_SAYS = ("device", "http-port", "master-port", "options")
 _IMPORT_TIMEOUT_S = 120.0
-# A file system may be slow once, and not every package is needed by every model: the shards are left to try.
-_NOT_FINAL = ("torch-npu-slow", "python-packages")
+# A file system may be slow once, not every package is needed by every model, and who uses the memory may be about to
+# end: the shards are left to try.
+_NOT_FINAL = ("torch-npu-slow", "python-packages", "free-memory")
 
 logger = logging.getLogger("text_generation_launcher")
 

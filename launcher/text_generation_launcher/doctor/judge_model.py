@@ -32,10 +32,7 @@ def judge_model(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]
         yield note("memory", "the memory of the cards is not known, so nothing was compared with it")
         return
     yield from _memory_options(asked, memory)
-    sizes = estimate(
-        model, asked.serve, target.kind, num_shards=target.num_shards, memory=memory, environ=facts.variables
-    )
-    yield from _fit(facts, target, asked, sizes, memory)
+    yield from _fit(facts, target, asked, memory)
 
 
 def device_memory(facts: Facts, target: Target) -> tuple[int, int] | None:
@@ -65,40 +62,63 @@ def _memory_options(asked: Asked, memory: tuple[int, int]) -> Iterator[Finding]:
         yield warning("memory-options", seen, "lower it: what the device has is counted instead")
 
 
-def _fit(facts: Facts, target: Target, asked: Asked, sizes: Sizes, memory: tuple[int, int]) -> Iterator[Finding]:
-    model, place = facts.model, "card" if target.is_npu else "host"
-    share = f" of {target.num_shards} shards" if target.num_shards > 1 else ""
-    weights = f"weights{share} in {served_dtype(model, asked.serve, target.kind)} take {_gib(sizes.weight_bytes)} each"
-    weights = weights if share else weights.removesuffix(" each")
-    have = f"the {place} has {_gib(memory[1])}, {_gib(memory[0])} of it free"
-    if sizes.cap_bytes < memory[1]:
-        have += f", and {_gib(sizes.cap_bytes)} may be used"
-    more = (
+def _fit(facts: Facts, target: Target, asked: Asked, memory: tuple[int, int]) -> Iterator[Finding]:
+    """What does not fit an empty device is told from what does not fit beside others, who may be about to leave."""
+
+    def sizes_with(free_bytes: int) -> Sizes:
+        return estimate(
+            facts.model,
+            asked.serve,
+            target.kind,
+            num_shards=target.num_shards,
+            memory=(free_bytes, memory[1]),
+            environ=facts.variables,
+        )
+
+    sizes, alone = sizes_with(memory[0]), sizes_with(memory[1])
+    weights, have = _weights(facts, target, asked, sizes), _have(target, sizes, memory)
+    smaller = (
         "use more shards (--num-shard) or a smaller model"
         if target.is_npu
         else "use --quantize w8a16 or a smaller model"
     )
     if sizes.weight_bytes >= sizes.cap_bytes:
-        yield error("weights", f"{weights}, and {have}", more, f"below {_gib(sizes.cap_bytes)}")
+        yield error("weights", f"{weights}, and {have}", smaller, f"below {_gib(sizes.cap_bytes)}")
         return
-    tokens, wanted = sizes.cache_tokens, asked.router.max_total_tokens
-    cache = f"at most {tokens:,} tokens of {sizes.token_bytes:,} bytes fit in the cache"
-    if tokens == 0:
-        yield error("cache", f"{weights}, {have}: no memory is left for a cache", f"free memory, or {more}")
-    elif wanted is not None and wanted > tokens:
-        seen = f"--max-total-tokens {wanted} does not fit: {weights}, {have}, {cache}"
-        yield error("cache", seen, f"lower it to {tokens} or less, or {more}", f"up to {tokens}")
-    elif (asked.router.max_batch_total_tokens or 0) > tokens:
-        given = f"--max-batch-total-tokens {asked.router.max_batch_total_tokens}"
-        seen = f"{given} is more than fits: {weights}, {have}, {cache}"
+    limit, batch = asked.router.max_total_tokens, asked.router.max_batch_total_tokens or 0
+    tokens, most, wanted = sizes.cache_tokens, alone.cache_tokens, limit or 1
+    what = f"--max-total-tokens {limit} does not fit" if limit else "no cache fits"
+    if wanted > most:
+        seen = f"{what}: {weights}, {have}, {_cache(alone)}"
+        lower = f"lower it to {most} or less, or " if limit and most else ""
+        yield error("cache", seen, f"{lower}{smaller}", f"up to {most}")
+    elif wanted > tokens:
+        seen = f"{what} into what is free now: {weights}, {have}, {_cache(sizes)}"
+        yield error("free-memory", seen, f"end what else uses the memory: alone, {most:,} tokens would fit")
+    elif batch > tokens:
+        seen = f"--max-batch-total-tokens {batch} is more than fits: {weights}, {have}, {_cache(sizes)}"
         yield warning("cache", seen, f"lower it to {tokens} or less; the cache gets what fits")
-    elif wanted is None and tokens < model.max_positions:
-        seen = (
-            f"{weights}, {have}, {cache}: requests are limited to that, and the model could do {model.max_positions:,}"
-        )
-        yield note("cache", seen)
+    elif limit is None and tokens < facts.model.max_positions:
+        can = f"requests are limited to that, and the model could do {facts.model.max_positions:,}"
+        yield note("cache", f"{weights}, {have}, {_cache(sizes)}: {can}")
     else:
-        yield ok("cache", f"{weights}, {have}, {cache}")
+        yield ok("cache", f"{weights}, {have}, {_cache(sizes)}")
+
+
+def _weights(facts: Facts, target: Target, asked: Asked, sizes: Sizes) -> str:
+    dtype, taken = served_dtype(facts.model, asked.serve, target.kind), _gib(sizes.weight_bytes)
+    if target.num_shards == 1:
+        return f"weights in {dtype} take {taken}"
+    return f"weights of {target.num_shards} shards in {dtype} take {taken} each"
+
+
+def _have(target: Target, sizes: Sizes, memory: tuple[int, int]) -> str:
+    capped = f", and {_gib(sizes.cap_bytes)} may be used" if sizes.cap_bytes < memory[1] else ""
+    return f"the {'card' if target.is_npu else 'host'} has {_gib(memory[1])}, {_gib(memory[0])} of it free{capped}"
+
+
+def _cache(sizes: Sizes) -> str:
+    return f"at most {sizes.cache_tokens:,} tokens of {sizes.token_bytes:,} bytes fit in the cache"
 
 
 def _gib(num_bytes: int) -> str:

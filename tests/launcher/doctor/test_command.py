@@ -151,11 +151,10 @@ def test_what_a_card_cannot_do_ends_the_start_before_anything_is_loaded(
 def test_what_matters_is_said_at_a_start_and_nothing_else(tmp_path: Path) -> None:
     """A model that does not fit ends it; a sound CPU host is not mentioned at all."""
     machine = cpu_machine(tmp_path)
-    folder = machine.model(num_hidden_layers=100000)
+    folder = machine.model(num_hidden_layers=1_000_000)
     result = launcher(
         "--port", "0", "--device", "cpu", "--model-id", folder, "--max-total-tokens", "4096", **no_children(tmp_path)
     )
     assert result.returncode == 1
     assert "--max-total-tokens 4096 does not fit" in result.stderr
-    assert "lower it to" in result.stderr
     assert " is installed and can be imported" not in result.stdout

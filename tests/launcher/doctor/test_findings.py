@@ -366,8 +366,15 @@ ON_NPU = (
     Case(
         "cache",
         ERROR,
-        ("no memory is left for a cache",),
+        ("no cache fits: weights in float16 take 2.0 GiB, the card has 4.0 GiB",),
         lambda m: m.torch_npu("2.8.0.post2", total_bytes=4 * GIB, free_bytes=4 * GIB),
+        ("--model-id", "MODEL"),
+    ),
+    Case(
+        "free-memory",
+        ERROR,
+        ("no cache fits into what is free now", "end what else uses the memory"),
+        lambda m: m.torch_npu("2.8.0.post2", free_bytes=3 * GIB),
         ("--model-id", "MODEL"),
     ),
     Case(
@@ -452,10 +459,17 @@ ON_CPU = (
         ("--model-id", "MODEL", "--reserved-memory-gb", "0"),
     ),
     Case(
+        "free-memory",
+        ERROR,
+        ("--max-total-tokens 4096 does not fit into what is free now", "alone, 4"),
+        lambda m: m.memory(16, 2.08),
+        ("--model-id", "MODEL", "--reserved-memory-gb", "0", "--max-total-tokens", "4096"),
+    ),
+    Case(
         "cache",
         ERROR,
-        ("--max-total-tokens 4096 does not fit", "lower it to 2"),
-        lambda m: m.memory(16, 2.08),
+        ("--max-total-tokens 4096 does not fit: weights", "lower it to 2"),
+        lambda m: m.memory(2.08, 2.08),
         ("--model-id", "MODEL", "--reserved-memory-gb", "0", "--max-total-tokens", "4096"),
     ),
     Case(
