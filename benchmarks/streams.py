@@ -138,10 +138,13 @@ def read_events(api: Api, events: Sequence[tuple[float, bytes]]) -> tuple[list[f
             continue
         usage = (last.get("usage") or {}).get("completion_tokens", usage)
         for choice in last.get("choices", ()):
-            has_ended = has_ended or choice.get("finish_reason") is not None
-            if choice.get("text"):
+            is_last = choice.get("finish_reason") is not None
+            has_ended = has_ended or is_last
+            # A special token has no text; the last event has none either where it only tells the end, which the usage
+            # below settles, unless it is the only one.
+            if choice.get("text") or not is_last or not arrivals_s:
                 arrivals_s.append(at_s)
-                pieces.append(choice["text"])
+                pieces.append(choice.get("text") or "")
     if not has_ended or not arrivals_s:
         raise LoadError(f"the stream ended with {json.dumps(last)[:_SHOWN_CHARACTERS] if last else 'nothing'}")
     if usage is not None and usage != len(arrivals_s):

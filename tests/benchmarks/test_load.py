@@ -147,6 +147,14 @@ def test_openai_events_are_counted_as_the_usage_says() -> None:
     assert read_events("openai", stream) == ([0.0, 0.0, 1.0, 1.0], "abc")
 
 
+def test_openai_tokens_without_text_are_tokens() -> None:
+    special = {"choices": [{"text": "", "finish_reason": None}]}
+    last: dict[str, object] = {"choices": [{"text": "", "finish_reason": "length"}], "usage": {"completion_tokens": 3}}
+    assert read_events("openai", events(special, special, last)) == ([0.0, 0.0, 1.0], "")
+    last["usage"] = {"completion_tokens": 1}
+    assert read_events("openai", events(last)) == ([0.0], "")
+
+
 def test_openai_request_goes_on_after_an_end_only_where_that_is_wanted() -> None:
     endless = Target("http://127.0.0.1:1/base", "openai", "name").request("text", [1, 2], 5)
     head, _, body = endless.partition(b"\r\n\r\n")
