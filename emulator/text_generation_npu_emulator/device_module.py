@@ -9,7 +9,15 @@ from types import ModuleType, TracebackType
 
 import torch
 
-from text_generation_npu_emulator.graphs import ExternalEvent, NPUGraph, TaskGroup, TaskUpdate, begin_group, end_group
+from text_generation_npu_emulator.graphs import (
+    ExternalEvent,
+    NPUGraph,
+    Pool,
+    TaskGroup,
+    TaskUpdate,
+    begin_group,
+    end_group,
+)
 from text_generation_npu_emulator.launch import Refused
 from text_generation_npu_emulator.present import machine_now
 from text_generation_npu_emulator.streams import Event, Stream, StreamContext, index_of
@@ -182,15 +190,15 @@ class NpuModule(ModuleType):
     def graph(
         self,
         npu_graph: NPUGraph,
-        pool: object = None,
+        pool: Pool | None = None,
         stream: Stream | None = None,
         capture_error_mode: str = "global",
         auto_dispatch_capture: bool = False,
     ) -> _GraphContext:
         return _GraphContext(self, npu_graph, pool, stream, capture_error_mode, auto_dispatch_capture)
 
-    def graph_pool_handle(self) -> object:
-        return (0, object())
+    def graph_pool_handle(self) -> Pool:
+        return Pool()
 
     def is_current_stream_capturing(self) -> bool:
         return machine_now().capture is not None
@@ -241,14 +249,14 @@ class _GraphContext:
         self,
         module: NpuModule,
         npu_graph: NPUGraph,
-        pool: object,
+        pool: Pool | None,
         stream: Stream | None,
         capture_error_mode: str,
         auto_dispatch_capture: bool,
     ) -> None:
         self._module = module
         self._graph = npu_graph
-        self._options: tuple[object, str, bool] = (pool, capture_error_mode, auto_dispatch_capture)
+        self._options: tuple[Pool | None, str, bool] = (pool, capture_error_mode, auto_dispatch_capture)
         self._stream = module.stream(stream or Stream())
 
     def __enter__(self) -> None:

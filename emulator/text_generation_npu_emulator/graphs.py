@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils._pytree import tree_flatten
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 
 from text_generation_npu_emulator.launch import Arguments, Kernel, Refused, freeze, rerun
+from text_generation_npu_emulator.memory import CardMemory
 from text_generation_npu_emulator.present import machine_now
+from text_generation_npu_emulator.storage import flat_host_tensor
 from text_generation_npu_emulator.tensors import POISON, is_on_npu
 
 # Ops whose lists of lengths `NPUGraph.update` replaces when a graph was captured with auto_dispatch_capture.
@@ -54,6 +58,47 @@ class _Wait:
 @dataclass(slots=True)
 class _Reset:
     event: ExternalEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor that was made while capturing: a graph keeps its bytes, and its owner may let it go."""
+
+    storage: torch.UntypedStorage  # on the host
+    serial: int
+    device: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Pool:
+    """Memory that graphs use between their replays: as much as the largest of them needs beside what it gives out."""
+
+    def __init__(self) -> None:
+        self._card: CardMemory | None = None
+        self._bytes = 0
+        self._users = 0
+
+    def open(self, card: CardMemory) -> None:
+        """A capture may use it."""
+        self._card = card
+        card.pools -= self._bytes
+
+    def close(self, needed: int) -> None:
+        """A capture has ended, and needs so many bytes again at each replay."""
+        assert self._card is not None
+        self._bytes = max(self._bytes, needed)
+        self._card.pools += self._bytes
+        self._users += 1
+
+    def leave(self) -> None:
+        """A graph is gone."""
+        self._users -= 1
+        if self._users == 0 and self._card is not None:
+            self._card.pools -= self._bytes
+            self._bytes = 0
 
 
 @dataclass(slots=True)
@@ -96,10 +141,44 @@ class Capture:
         self.group = None
 
     def _record(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        record = Record(kernel, freeze(args, kwargs), outputs)
+        record = Record(kernel, *tree_map(self._keep, (freeze(args, kwargs), outputs)))
         if self.group is not None:
             self.group.records.append(record)
         self.steps.append(record)
+
+    def _keep(self, value: Any) -> Any:
+        if not is_on_npu(value):
+            return value
+        block = machine_now().tensors.block(value)
+        if block.serial < self.first_serial:
+            return value
+        return _Place(
+            block.host_storage(),
+            block.serial,
+            block.device,
+            value.dtype,
+            tuple(value.shape),
+            value.stride(),
+            value.storage_offset(),
+        )
+
+    def finish(self) -> None:
+        """Give places back their tensors, which hold nothing yet: capturing has executed nothing."""
+        machine = machine_now()
+        whole: dict[int, Tensor] = {}
+
+        def revive(value: Any) -> Any:
+            if not isinstance(value, _Place):
+                return value
+            if value.serial not in whole:
+                whole[value.serial] = machine.allocator.revive(value.storage, value.serial, value.device)
+                flat_host_tensor(value.storage).fill_(POISON)
+                machine.tensors.block(whole[value.serial]).generation += 1
+            return machine.tensors.view(whole[value.serial], value.shape, value.stride, value.dtype, value.offset)
+
+        for step in self.steps:
+            if isinstance(step, Record):
+                step.arguments, step.outputs = tree_map(revive, (step.arguments, step.outputs))
 
 
 class TaskUpdate:
@@ -161,10 +240,15 @@ class NPUGraph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._steps: list[Record | _Wait | _Reset] | None = None
         self._updatable: list[tuple[ExternalEvent, TaskGroup]] = []
-        self._pool: object = (0, id(self))
+        self._before = (0, 0)  # allocated, and its peak, when the capture began
+        self._pool = Pool()
 
     def capture_begin(
-        self, pool: object = None, capture_error_mode: str = "global", auto_dispatch_capture: bool = False, **_: object
+        self,
+        pool: Pool | None = None,
+        capture_error_mode: str = "global",
+        auto_dispatch_capture: bool = False,
+        **_: object,
     ) -> None:
         machine = machine_now()
         machine.require_graphs()
@@ -175,6 +259,10 @@ class NPUGraph:
         if self._steps is not None:
             raise Refused("this graph was captured already; reset it, or make another")
         self._pool = pool or self._pool
+        card = machine.allocator.card(machine.current_device)
+        self._before = (card.allocated, card.peak_allocated)
+        card.peak_allocated = card.allocated
+        self._pool.open(card)
         machine.capture = Capture(machine.allocator.next_serial, auto_dispatch_capture)
 
     def capture_end(self) -> None:
@@ -183,19 +271,16 @@ class NPUGraph:
         if capture is None:
             raise Refused("no graph is being captured")
         machine.capture = None
+        card = machine.allocator.card(machine.current_device)
+        allocated, peak = self._before
+        self._pool.close(max(0, card.peak_allocated - max(card.allocated, allocated)))
+        card.peak_allocated = max(card.peak_allocated, peak)
+        self._steps = []
         if capture.group is not None:
             raise Refused("a task group was begun and not ended")
+        capture.finish()
         self._steps = capture.steps
         self._updatable = capture.updatable
-        for step in self._steps:
-            if isinstance(step, Record):
-                self._poison(step.outputs, capture.first_serial)
-
-    def _poison(self, outputs: Any, first_serial: int) -> None:
-        """Nothing was executed: what a graph will compute is not there before the first replay."""
-        for output in tree_flatten(outputs)[0]:
-            if is_on_npu(output) and machine_now().tensors.block(output).serial >= first_serial:
-                machine_now().tensors.whole_bytes(output).fill_(POISON)
 
     def replay(self) -> None:
         if self._steps is None:
@@ -222,10 +307,15 @@ class NPUGraph:
             event.record()
 
     def reset(self) -> None:
+        if self._steps is not None:
+            self._pool.leave()
         self._steps = None
         self._updatable = []
 
-    def pool(self) -> object:
+    def __del__(self) -> None:
+        self.reset()
+
+    def pool(self) -> Pool:
         return self._pool
 
 

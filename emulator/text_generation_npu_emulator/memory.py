@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from text_generation_npu_emulator.storage import new_storage
+from text_generation_npu_emulator.storage import flat_host_tensor, new_host_bytes, on_card, strong, weak
 
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -31,7 +31,8 @@ class Block:
     """One storage: its bytes on the host, its card, its format, and how often it was written."""
 
     serial: int  # unique, and increasing in the order of allocation
-    reference: StorageWeakRef  # to the host storage whose bytes these are
+    card: StorageWeakRef  # to the storage on the card: the block ends with it
+    host: StorageWeakRef  # to the host storage whose bytes these are
     nbytes: int  # as asked for
     charged_bytes: int  # as counted
     device: int
@@ -39,7 +40,7 @@ class Block:
     nz_shape: tuple[int, ...] | None = None  # logical shape of the tensor that was cast to FRACTAL_NZ; None: ND
 
     def host_storage(self) -> torch.UntypedStorage:
-        return torch.UntypedStorage._new_with_weak_ptr(self.reference.cdata)
+        return strong(self.host)
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class CardMemory:
     total: int
     others: int = 0  # held by other processes
     external: int = 0  # held by this process outside the allocator: communicators' buffers
+    pools: int = 0  # kept free for graphs between their replays
     fraction: float = 1.0
     allocated: int = 0
     reserved: int = 0
@@ -58,11 +60,11 @@ class CardMemory:
 
     @property
     def limit(self) -> int:
-        return min(self.total - self.others - self.external, int(self.total * self.fraction))
+        return min(self.total - self.others - self.external - self.pools, int(self.total * self.fraction))
 
     @property
     def free(self) -> int:
-        return max(0, self.total - self.others - self.external - self.reserved)
+        return max(0, self.total - self.others - self.external - self.pools - self.reserved)
 
 
 class Allocator:
@@ -97,15 +99,37 @@ class Allocator:
                 card.num_ooms += 1
                 card.reserved = card.allocated
                 raise torch.OutOfMemoryError(_out_of_memory(card, device, nbytes))
-            tensor, reference, address = new_storage(nbytes, device)
-            self._forget(address)
-            self._blocks[address] = Block(self._next_serial, reference, nbytes, charged, device)
-            self._next_serial += 1
+            host = new_host_bytes(nbytes)
+            tensor = self._enter(host, nbytes, charged, device)
             card.allocated += charged
             card.reserved = min(max(card.reserved, card.allocated), max(card.limit, card.allocated))
             card.peak_allocated = max(card.peak_allocated, card.allocated)
             card.peak_reserved = max(card.peak_reserved, card.reserved)
         return tensor
+
+    def _enter(self, host: Tensor, nbytes: int, charged: int, device: int) -> Tensor:
+        tensor = on_card(host, device)
+        address = host.data_ptr()
+        self._forget(address)
+        self._blocks[address] = Block(self._next_serial, weak(tensor), weak(host), nbytes, charged, device)
+        self._next_serial += 1
+        return tensor
+
+    def revive(self, storage: torch.UntypedStorage, serial: int, device: int) -> Tensor:
+        """All bytes of a storage made while capturing, on its card.
+
+        Where it has gone meanwhile, and only the graph has kept its bytes, it lives on in the graph's pool, uncharged.
+        """
+        with self._lock:
+            block = self._blocks.get(storage.data_ptr())
+            if block is not None and block.serial == serial and not block.card.expired():
+                flat = on_card(new_host_bytes(0), device)
+                size = [block.nbytes or 1]
+                torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
+                    torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), flat, strong(block.card), 0, size, [1]
+                )
+                return flat
+            return self._enter(flat_host_tensor(storage), storage.nbytes(), 0, device)
 
     def block_of(self, tensor: Tensor) -> Block:
         """The block that a tensor on a card lies in."""
@@ -115,7 +139,7 @@ class Allocator:
         """Notice which storages are gone."""
         with self._lock:
             for address, block in list(self._blocks.items()):
-                if block.reference.expired():
+                if block.card.expired():
                     self._forget(address)
 
     def _forget(self, address: int) -> None:

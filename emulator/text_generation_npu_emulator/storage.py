@@ -32,16 +32,36 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-def new_storage(nbytes: int, device: int) -> tuple[Tensor, StorageWeakRef, int]:
-    """A flat uint8 tensor on `npu:<device>`, a weak reference to its host storage, and its address.
+_to_dlpack = torch._C._to_dlpack
+_from_dlpack = torch._C._from_dlpack
 
-    The tensor has at least one byte, so that every storage has an address of its own.
-    """
-    to_dlpack, from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
-    host = from_dlpack(to_dlpack(torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cpu")))
-    capsule = to_dlpack(host)
+
+def new_host_bytes(nbytes: int) -> Tensor:
+    """A flat uint8 tensor on the host that nobody can resize; at least one byte, so that each has its own address."""
+    host: Tensor = _from_dlpack(_to_dlpack(torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cpu")))
+    return host
+
+
+def on_card(host: Tensor, device: int) -> Tensor:
+    """A flat uint8 tensor on `npu:<device>` over the bytes of a flat host tensor, which live as long as it does."""
+    capsule = _to_dlpack(host)
     head = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     head.device.type = _EXTENSION_DEVICE
     head.device.id = device
-    storage = host.untyped_storage()
-    return from_dlpack(capsule), StorageWeakRef(storage), storage.data_ptr()
+    card: Tensor = _from_dlpack(capsule)
+    return card
+
+
+def weak(tensor: Tensor) -> StorageWeakRef:
+    """A reference to a tensor's storage that does not keep it."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def strong(reference: StorageWeakRef) -> torch.UntypedStorage:
+    """The storage of a reference that has not expired."""
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+def flat_host_tensor(storage: torch.UntypedStorage) -> Tensor:
+    """All bytes of a host storage."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,))

@@ -63,15 +63,16 @@ class Tensors:
         """A new tensor on a card, not initialized."""
         numel = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         flat = self.allocator.allocate(numel * dtype.itemsize, device)
-        return self._view(flat, shape, stride, dtype)
+        return self.view(flat, shape, stride, dtype)
 
     @staticmethod
-    def _view(flat: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def view(flat: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int = 0) -> Tensor:
+        """A tensor over a flat one of bytes, which starts a storage."""
         # The CPU's kernels for views touch no data, and so do for any device.
         if flat.numel() < dtype.itemsize:
             flat = _ATEN.as_strided.default.redispatch(_CPU, flat, [0], [1], 0)
         typed = _ATEN.view.dtype.redispatch(_CPU, flat, dtype)
-        return _ATEN.as_strided.default.redispatch(_CPU, typed, list(shape), list(stride), 0)  # type: ignore[no-any-return]
+        return _ATEN.as_strided.default.redispatch(_CPU, typed, list(shape), list(stride), offset)  # type: ignore[no-any-return]
 
     def new(self, host: Tensor, device: int) -> Tensor:
         """A new tensor on a card with a host tensor's values and strides."""
@@ -185,7 +186,7 @@ class Tensors:
         """A new tensor in FRACTAL_NZ, its padding zero."""
         flat = self.allocator.allocate(nz_numel(shape, dtype.itemsize) * dtype.itemsize, device)
         self.alias(flat).zero_()
-        made = self._view(flat, shape, contiguous_stride(shape), dtype)
+        made = self.view(flat, shape, contiguous_stride(shape), dtype)
         self.block(made).nz_shape = tuple(shape)
         return made
 

@@ -255,3 +255,29 @@ def test_events_measure_time(machine: Machine) -> None:
     assert 0 < start.elapsed_time(end) < 10_000
     with pytest.raises(Refused, match="enable_timing"):
         torch.npu.Event().elapsed_time(end)  # type: ignore[attr-defined]
+
+
+def test_graphs_of_one_pool_share_the_memory_between_their_ops(make_machine: MachineMaker) -> None:
+    """Intermediate results do not add up, neither over a graph's layers nor over graphs."""
+    make_machine(memory_mb=64)
+    x = torch.ones(1 << 20, device="npu")  # 4 MiB
+
+    def layers() -> Tensor:
+        y = x
+        for _ in range(20):
+            y = y + 1
+        return y
+
+    npu = torch.npu  # type: ignore[attr-defined]
+    first, out = captured(layers)
+    free = npu.mem_get_info()[0]
+    assert 64 - (free >> 20) <= 4 * 4 + 1
+    second, again = captured(layers, pool=first.pool())  # type: ignore[attr-defined]
+    assert free - npu.mem_get_info()[0] <= (4 << 20) + 512  # its result alone
+    for graph, result in ((first, out), (second, again)):
+        x.fill_(2)
+        graph.replay()  # type: ignore[attr-defined]
+        assert result[:2].tolist() == [22, 22]
+    del first, second, out, again, graph, result
+    npu.empty_cache()
+    assert npu.mem_get_info()[0] == (60 << 20) - 512
