@@ -57,6 +57,7 @@ class Tensors:
         self.silent = silent
         self._float32: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
         self._float32_bytes = 0
+        self._converted: set[object] = set()  # serials of the blocks in it
         self._seen: OrderedDict[tuple[object, ...], None] = OrderedDict()
 
     def empty(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
@@ -165,6 +166,7 @@ class Tensors:
 
     def _keep(self, key: tuple[object, ...], values: Tensor) -> None:
         self._float32[key] = values
+        self._converted.add(key[0])
         self._float32_bytes += values.nbytes
         while self._float32_bytes > _FLOAT32_CACHE_BYTES:
             _, dropped = self._float32.popitem(last=False)
@@ -172,6 +174,9 @@ class Tensors:
 
     def forget(self, block: Block) -> None:
         """Drop what is kept for a block that is gone."""
+        if block.serial not in self._converted:
+            return
+        self._converted.remove(block.serial)
         for key in [key for key in self._float32 if key[0] == block.serial]:
             self._float32_bytes -= self._float32.pop(key).nbytes
 
