@@ -103,6 +103,9 @@ def start_launcher(
         default_sockets: the launcher chooses the paths of its sockets itself; else they lie in a folder of their own.
     """
     port = port or free_port()
+    defaults = dict(_ENVIRON)
+    if "npu" in arguments:  # which keeps keys and values as it has activations
+        del defaults["KV_CACHE_DTYPE"]
     with tempfile.TemporaryDirectory(prefix="tgs-") as folder:
         log_path = Path(folder) / "log"
         sockets = [] if default_sockets else ["--shard-uds-path", str(Path(folder) / "shard")]
@@ -111,7 +114,7 @@ def start_launcher(
                 launcher_command("--port", str(port), *sockets, *arguments),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRON, **(environ or {})},
+                env={**os.environ, **defaults, **(environ or {})},
                 cwd=cwd,
             )
         server = Server(process, port, log_path)

@@ -37,14 +37,14 @@ class Witness:
         generated: list[int] = output[0, len(prompt_ids) :].tolist()
         return generated
 
-    def assert_greedy(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        """Every output is the likeliest token after what is before it, or tied with it."""
+    def assert_greedy(self, prompt_ids: Sequence[int], output_ids: Sequence[int], tie: float = TIE) -> None:
+        """Every output is the likeliest token after what is before it, or tied with it: less than `tie` apart."""
         assert output_ids, "an empty answer"
         logprobs = self.logprobs(prompt_ids, output_ids)
         likeliest = logprobs.argmax(dim=-1).tolist()
         for position, (token_id, expected) in enumerate(zip(output_ids, likeliest, strict=True)):
             gap = float(logprobs[position, expected] - logprobs[position, token_id])
-            assert gap < TIE, (
+            assert gap < tie, (
                 f"output {position} of {len(output_ids)} after {len(prompt_ids)} prompt tokens is {token_id}, "
                 f"transformers says {expected}, which is likelier by {gap:.6f}"
             )
