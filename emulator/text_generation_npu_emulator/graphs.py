@@ -281,6 +281,7 @@ class NPUGraph:
         capture.finish()
         self._steps = capture.steps
         self._updatable = capture.updatable
+        machine.captured_graphs += 1
 
     def replay(self) -> None:
         if self._steps is None:

@@ -81,6 +81,7 @@ class _Installed:
         self.libraries = [aten, others]
         register_backend()
         _print_from_the_host()
+        _make_storages_by_our_allocator()
         self.npu = npu
         return npu
 
@@ -119,6 +120,21 @@ def _print_from_the_host() -> None:
     setattr(torch._tensor_str, "_str_intern", str_intern)  # noqa: B010
 
 
+def _make_storages_by_our_allocator() -> None:
+    """`torch.UntypedStorage(n, device="npu")`, for torch.load and copy.deepcopy, which torch's C++ would crash on."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: type[torch.UntypedStorage], *args: Any, **options: Any) -> torch.UntypedStorage:
+        device = torch.device(options.get("device") or "cpu")
+        if device.type != "npu":
+            return original(cls, *args, **options)
+        nbytes = args[0] if args else 0
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return flat.untyped_storage()
+
+    setattr(torch.UntypedStorage, "__new__", staticmethod(new))  # noqa: B010
+
+
 _installed = _Installed()
 
 
@@ -149,8 +165,8 @@ def install_from_environment() -> Machine | None:
 
 @contextmanager
 def emulated_npu(soc_name: str, /, **changes: object) -> Iterator[Machine]:
-    """A machine for the length of a test; afterwards `import torch_npu` finds nothing again."""
-    machine = install(soc_name, **changes)
+    """A machine for the length of a test, whatever the environment says; afterwards nobody finds torch_npu."""
+    machine = _install(replace(Settings(find_soc(soc_name)), **changes))  # type: ignore[arg-type]
     assert machine is not None, "a machine without CANN has no torch_npu; use install()"
     try:
         yield machine

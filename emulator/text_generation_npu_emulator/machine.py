@@ -56,6 +56,7 @@ class Machine:
         self._default_streams = [_default_stream(index) for index in range(len(self.cards))]
         self._thread = _ThreadState()
         self._waiting: list[Replay] = []
+        self.captured_graphs = 0
 
     def _on_freed(self, block: Block) -> None:
         self.tensors.forget(block)
@@ -138,6 +139,8 @@ class Machine:
             raise Refused(f"graphs on {self.soc.name} need CANN 9.0; this is {self.settings.cann}")
         if self.settings.environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
             raise Refused("graphs cannot be captured with ASCEND_LAUNCH_BLOCKING=1")
+        if 0 < self.settings.graphs <= self.captured_graphs:
+            raise Refused("stream resources are insufficient (error code 207008)")
 
     def start_replay(self, replay: Replay) -> None:
         if not replay.advance():

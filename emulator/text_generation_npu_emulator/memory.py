@@ -133,7 +133,10 @@ class Allocator:
 
     def block_of(self, tensor: Tensor) -> Block:
         """The block that a tensor on a card lies in."""
-        return self._blocks[tensor.untyped_storage().data_ptr()]
+        block = self._blocks.get(tensor.untyped_storage().data_ptr())
+        if block is None:
+            raise RuntimeError("a tensor of an emulated machine that was replaced by another is used")
+        return block
 
     def sweep(self) -> None:
         """Notice which storages are gone."""

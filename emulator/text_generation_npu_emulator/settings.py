@@ -26,6 +26,7 @@ class Settings:
     cann: str = "8.5.0"  # "missing": torch_npu does not import, as without set_env.sh
     nnal: str = "8.5.0"  # "missing" or "mismatch": torch_npu imports, and the first ATB call fails
     faults: str = ""  # see faults.py
+    graphs: int = 0  # how many can be captured before streams run out; 0: any number
     silent: bool = False  # whether to do, like the chip, what the chip gets wrong without an error
     # Variables of CANN and torch_npu themselves, under their own names.
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +90,7 @@ def settings_from_environment(environment: Mapping[str, str] | None = None) -> S
         cann=value("CANN", "8.5.0"),
         nnal=value("NNAL", "8.5.0"),
         faults=value("FAULTS", ""),
+        graphs=int(value("GRAPHS", "0")),
         silent=value("SILENT", "0") == "1",
         environment=environment,
     )

@@ -18,7 +18,7 @@ def make_machine() -> Iterator[MachineMaker]:
     with ExitStack() as stack:
 
         def make(soc_name: str = "Ascend910B4", /, **settings: object) -> Machine:
-            return stack.enter_context(emulated_npu(soc_name, **{"environment": {}, **settings}))
+            return stack.enter_context(emulated_npu(soc_name, **settings))
 
         yield make
 

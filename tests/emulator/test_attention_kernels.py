@@ -255,6 +255,21 @@ def test_fused_infer_attention_refuses(make_machine: MachineMaker, name: str) ->
         fused(CHUNKS, **{argument: make(CHUNKS) for argument, make in changes.items()})
 
 
+def test_limits_of_padded_layouts(make_machine: MachineMaker) -> None:
+    """A chunk over pages wants blocks of 128 to 512, decode steps take any multiple of 16 up to that."""
+    make_machine()
+    case = make_case([4, 4], [20, 20])
+    q = torch.stack(case.q).to("npu")
+    with pytest.raises(Refused, match="128, 256, 384 or 512"):
+        fused(case, query=q, input_layout="BSND", actual_seq_lengths=None)
+    wide = make_case([1], [20], heads=(8, 8), head_dim=520)
+    with pytest.raises(Refused, match=r"16\.\.512 by 16"):
+        fused(wide, query=torch.stack(wide.q).to("npu"), input_layout="BSND", actual_seq_lengths=None)
+    many = torch.zeros(4097, 8, 128, dtype=torch.float16, device="npu")
+    with pytest.raises(Refused, match="at most 4096 sequences"):
+        fused(case, query=many, actual_seq_lengths=list(range(1, 4098)))
+
+
 def test_length_lists_made_of_the_cards_tensors_wait_for_the_card(make_machine: MachineMaker) -> None:
     machine = make_machine()
     lengths = torch.tensor(CHUNKS.kv_lens, dtype=torch.int32, device="npu").unbind()
@@ -636,6 +651,44 @@ def test_reshape_and_cache_refusals(make_machine: MachineMaker) -> None:
         write(key, key, k[:, ::2], v, slots)
     with pytest.raises(Refused, match="key must be contiguous"):
         write(torch.cat(DECODE.q)[:, ::4].to("npu").transpose(0, 1).contiguous().transpose(0, 1), key, k, v, slots)
+
+
+def test_prompt_flash_attention_of_a2_takes_cumulative_lengths(make_machine: MachineMaker) -> None:
+    make_machine()
+    q, k, v = (torch.cat(values).to("npu") for values in (PREFILL.q, PREFILL.k, PREFILL.v))
+
+    def attention(lengths: Sequence[int]) -> Tensor:
+        out: Tensor = torch.ops.npu.npu_prompt_flash_attention(
+            q,
+            k,
+            v,
+            atten_mask=compressed_mask(torch.bool),
+            actual_seq_lengths=lengths,
+            actual_seq_lengths_kv=lengths,
+            num_heads=8,
+            num_key_value_heads=2,
+            scale_value=PREFILL.scale,
+            input_layout="TND",
+            sparse_mode=3,
+        )
+        return out
+
+    assert close(attention(ends(PREFILL.new)), PREFILL.expected())
+    with pytest.raises(Refused, match="must be cumulative"):
+        attention(PREFILL.new)
+
+
+@pytest.mark.parametrize(("soc_name", "is_taken"), [("Ascend910PremiumA", False), ("Ascend910B4", True)])
+def test_saturating_chips_scatter_floats_only(make_machine: MachineMaker, soc_name: str, is_taken: bool) -> None:
+    make_machine(soc_name)
+    cache, indices = torch.zeros(4, 8, dtype=torch.int8, device="npu"), torch.tensor([[2]], device="npu")
+    updates = torch.ones(1, 8, dtype=torch.int8, device="npu")
+    if not is_taken:
+        with pytest.raises(Refused, match="int8 is not supported"):
+            torch.ops.npu.npu_scatter_nd_update_(cache, indices, updates)
+        return
+    torch.ops.npu.npu_scatter_nd_update_(cache, indices, updates)
+    assert cache.sum().item() == 8
 
 
 @pytest.mark.parametrize("soc_name", ["Ascend910PremiumA", "Ascend310P3", *FUSED])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.emulator.conftest import MachineMaker
 from text_generation_npu_emulator import Machine, Refused
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_views_share_their_storage(machine: Machine) -> None:
@@ -151,6 +156,32 @@ def test_modules_and_inference_mode(machine: Machine) -> None:
     assert set(state) == {"weight", "bias"}
 
 
+def test_saved_and_copied_tensors_stay_on_their_card(machine: Machine) -> None:
+    x = torch.arange(6.0).view(2, 3).to("npu:1")
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    for other in (torch.load(file), copy.deepcopy(x)):
+        assert other.device == x.device
+        assert torch.equal(other.cpu(), x.cpu())
+    assert torch.load(io.BytesIO(file.getvalue()), map_location="cpu").device.type == "cpu"
+
+
+def test_gradients_flow(machine: Machine) -> None:
+    x = torch.ones(3, device="npu", requires_grad=True)
+    torch.autograd.backward((x * x).sum())
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_tensor_of_a_replaced_machine_is_refused(make_machine: MachineMaker) -> None:
+    make_machine()
+    x = torch.ones(3, device="npu")
+    make_machine()
+    with pytest.raises(RuntimeError, match="was replaced"):
+        x + 1
+
+
 def test_nothing_is_imported_without_the_environment_variable() -> None:
     """The hook that the NPU backend calls does nothing on a real machine."""
     code = (
@@ -158,7 +189,7 @@ def test_nothing_is_imported_without_the_environment_variable() -> None:
         "print(importlib.import_module('text_generation_npu_emulator').install_from_environment(), "
         "'torch_npu' in sys.modules)"
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "emulator:kernels"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT / 'emulator'}:{ROOT / 'kernels'}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["None", "False"]
 
@@ -172,7 +203,7 @@ def test_hook_takes_everything_from_the_environment() -> None:
     )
     environment = {
         "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": "emulator:kernels",
+        "PYTHONPATH": f"{ROOT / 'emulator'}:{ROOT / 'kernels'}",
         "TEXT_GENERATION_NPU_EMULATOR": "Ascend310P3",
         "TEXT_GENERATION_NPU_EMULATOR_DEVICES": "3",
         "TEXT_GENERATION_NPU_EMULATOR_MEMORY_MB": "77",

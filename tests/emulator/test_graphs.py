@@ -281,3 +281,12 @@ def test_graphs_of_one_pool_share_the_memory_between_their_ops(make_machine: Mac
     del first, second, out, again, graph, result
     npu.empty_cache()
     assert npu.mem_get_info()[0] == (60 << 20) - 512
+
+
+def test_streams_run_out_after_some_graphs(make_machine: MachineMaker) -> None:
+    make_machine(graphs=2)
+    x = torch.ones(2, device="npu")
+    kept = [captured(lambda: x + 1) for _ in range(2)]
+    with pytest.raises(Refused, match="stream resources are insufficient"):
+        captured(lambda: x + 1)
+    assert len(kept) == 2

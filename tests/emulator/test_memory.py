@@ -95,7 +95,7 @@ def test_allocator_settings_that_exclude_each_other_are_refused(make_machine: Ma
 @given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))
 def test_books_agree_with_what_is_alive(steps: list[tuple[int, bool]]) -> None:
     """After any allocations and frees, allocated is the sum of what lives, and the peak its largest value."""
-    with emulated_npu("Ascend910B4", environment={}):
+    with emulated_npu("Ascend910B4"):
         npu = torch.npu  # type: ignore[attr-defined]
         alive: list[torch.Tensor] = []
         peak = 0

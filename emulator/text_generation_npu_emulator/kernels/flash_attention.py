@@ -285,7 +285,7 @@ def fusion_attention(
     call.require(query.shape[2] <= 768, f"the head size may be 768, got {query.shape[2]}")
     check_heads(call, head_num, key.shape[1])
     _check_mask(call, atten_mask, sparse_mode)
-    call.require(len(actual_seq_qlen or ()) <= 2048, "at most 2048 sequences")
+    call.require(len(actual_seq_qlen or ()) <= 1024, "at most 1024 sequences in TND")
     out, maxima, sums = _varlen(
         call,
         (query, key, value),
