@@ -47,8 +47,8 @@ class RopeConfig:
         return stated
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> tuple[Tensor, float]:
-    """Radians per position of each dimension pair, and the factor on cosines and sines.
+def rope_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
+    """Radians per position of each dimension pair.
 
     "dynamic" in transformers chooses its base by the longest sequence of the batch, and keeps keys rotated with older
     bases in the cache. Here a row's numbers may depend neither on its neighbours nor on how its prompt was cut, so the
@@ -57,20 +57,20 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> tup
 
     Args:
         max_positions: the longest sequence that will be served.
-    Returns: ([head_dim / 2] float32 on the host, attention factor).
+    Returns: [head_dim / 2] float32 on the host.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     if rope.rope_type == "linear":
-        return 1.0 / (rope.theta**exponents) / rope.factor, 1.0
+        return 1.0 / (rope.theta**exponents) / rope.factor
     if rope.rope_type == "dynamic":
         stretch = max(max_positions / rope.original_max_positions, 1.0)
-        base = rope.theta * (rope.factor * stretch - (rope.factor - 1)) ** (head_dim / (head_dim - 2))
-        return 1.0 / (base**exponents), 1.0
+        base: float = rope.theta * (rope.factor * stretch - (rope.factor - 1)) ** (head_dim / (head_dim - 2))
+        return 1.0 / (base**exponents)
     if rope.rope_type == "llama3":
-        return _llama3_frequencies(rope, 1.0 / (rope.theta**exponents)), 1.0
+        return _llama3_frequencies(rope, 1.0 / (rope.theta**exponents))
     if rope.rope_type == "yarn":
-        return _yarn_frequencies(rope, head_dim, rope.theta**exponents), _yarn_attention_factor(rope)
-    return 1.0 / (rope.theta**exponents), 1.0
+        return _yarn_frequencies(rope, head_dim, rope.theta**exponents)
+    return 1.0 / (rope.theta**exponents)
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: Tensor) -> Tensor:
@@ -97,7 +97,14 @@ def _yarn_frequencies(rope: RopeConfig, head_dim: int, wavelengths: Tensor) -> T
     return slowed / (rope.factor * wavelengths) + (1 - slowed) / wavelengths
 
 
-def _yarn_attention_factor(rope: RopeConfig) -> float:
+def attention_factor(rope: RopeConfig) -> float:
+    """What queries and keys are multiplied by, both: 1 but for yarn.
+
+    transformers multiplies cosines and sines by it. Here it is part of attention's scale, twice, since rotations on an
+    NPU take cosines up to 1 only.
+    """
+    if rope.rope_type != "yarn":
+        return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
 
@@ -118,10 +125,10 @@ class RopeTable:
             max_positions: positions [0, max_positions) can be looked up; also chooses the base of "dynamic".
         """
         self._ops = device.ops
-        frequencies, attention_factor = rope_frequencies(rope, head_dim, max_positions)
+        frequencies = rope_frequencies(rope, head_dim, max_positions)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        self.cos = (angles.cos() * attention_factor).to(device.torch_device)  # [max_positions, head_dim / 2] float32
-        self.sin = (angles.sin() * attention_factor).to(device.torch_device)  # the same
+        self.cos = angles.cos().to(device.torch_device)  # [max_positions, head_dim / 2] float32
+        self.sin = angles.sin().to(device.torch_device)  # the same
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [num_tokens, head_dim / 2] float32, of positions [num_tokens] int64."""

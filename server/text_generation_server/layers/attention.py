@@ -11,6 +11,7 @@ from text_generation_kernels.interface import KVCache, Ops, StepMetadata
 from text_generation_server.layers.linear import ColumnParallelLinear, RowParallelLinear
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.parallel import TensorParallelGroup
+from text_generation_server.rope import attention_factor
 from text_generation_server.sharding import split_heads
 from text_generation_server.weights.shard_reader import Rows, ShardReader
 
@@ -25,6 +26,7 @@ class Attention:
     num_heads: int  # of this rank, as the next
     num_kv_heads: int
     head_dim: int
+    scale: float  # of the scores
     q_norm: Tensor | None  # [head_dim]; with k_norm, or neither
     k_norm: Tensor | None
     norm_eps: float
@@ -53,6 +55,7 @@ class Attention:
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
             head_dim=size,
+            scale=attention_factor(config.rope) ** 2 * size**-0.5,
             q_norm=reader.vector(f"{prefix}.q_norm.weight", size) if config.qk_norm else None,
             k_norm=reader.vector(f"{prefix}.k_norm.weight", size) if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
@@ -77,5 +80,5 @@ class Attention:
             k = self.ops.rms_norm(k, self.k_norm, self.norm_eps)
         q, k = self.ops.rotary(q, k, *rope)
         self.ops.store_kv(k, v, cache, step.slot_mapping)
-        attended = self.ops.attention(q, cache, step, self.head_dim**-0.5)  # [n, num_heads, head_dim]
+        attended = self.ops.attention(q, cache, step, self.scale)  # [n, num_heads, head_dim]
         return self.out(attended.reshape(n, q_size))

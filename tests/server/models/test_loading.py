@@ -146,6 +146,17 @@ def test_value_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
         load(folder, dtype=torch.float16)
 
 
+def test_values_that_float16_cannot_hold_are_clamped_and_counted_where_there_is_nothing_wider(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = rewrite(make_checkpoint(tmp_path, tokenizer=False), {}, **{"model.norm.weight": torch.full((64,), -1e6)})
+    device = CpuDevice()
+    device.has_bfloat16 = False  # as on a 910A
+    model = load_model(folder, device, LoneRank(), dtype=torch.float16, on_progress=lambda done, total: None)
+    assert torch.equal(model.norm, torch.full((64,), -65504.0))
+    assert "64 values in model.norm.weight are beyond float16 and set to +-65504" in caplog.text
+
+
 def test_progress_counts_the_layers(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     folder = make_checkpoint(tmp_path, tokenizer=False, num_hidden_layers=3)
