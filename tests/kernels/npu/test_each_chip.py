@@ -39,6 +39,15 @@ def test_ops_on_the_chip(chip: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("release", "chip"),
+    [("2.1.0", "Ascend910B4"), ("2.1.0", "Ascend310P3"), ("2.5.1", "Ascend310P3"), ("2.8.0", "Ascend910B4")],
+)
+def test_candidates_that_an_older_release_has(release: str, chip: str) -> None:
+    run_tests(chip, f"{PATHS[2]}/test_every_candidate.py", **{f"{EMULATOR_VARIABLE}_TORCH_NPU": release})
+
+
+@pytest.mark.slow
 def test_ops_made_of_plain_torch() -> None:
     run_tests("Ascend910B4", *PATHS[:2], TEST_NPU_PLAIN="1")
 
