@@ -82,6 +82,8 @@ def _fit(facts: Facts, target: Target, asked: Asked, memory: tuple[int, int]) ->
         if target.is_npu
         else "use --quantize w8a16 or a smaller model"
     )
+    if sizes.cap_bytes < memory[1]:
+        smaller = f"raise MAX_MEMORY_GB or --cuda-memory-fraction, or {smaller}"
     if sizes.weight_bytes >= sizes.cap_bytes:
         yield error("weights", f"{weights}, and {have}", smaller, f"below {_gib(sizes.cap_bytes)}")
         return
@@ -122,4 +124,4 @@ def _cache(sizes: Sizes) -> str:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / GIB * 1024:.1f} MiB"
