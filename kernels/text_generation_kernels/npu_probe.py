@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-# Set, it names an emulated chip: the package of that name then stands in for torch_npu, on machines without a card.
-EMULATOR_VARIABLE = "TEXT_GENERATION_NPU_EMULATOR"
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
+
 _EMULATOR = "text_generation_npu_emulator"
 
 

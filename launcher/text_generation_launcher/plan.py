@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from text_generation_cli import logs
 from text_generation_cli.options import Source, Values, all_variables, to_arguments, to_environment
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_launcher.cpus import usable_cores
 from text_generation_launcher.devices import Devices, count_shards, find_devices
 from text_generation_launcher.settings import LauncherSettings
@@ -104,7 +105,7 @@ def make_plan(values: Values, environ: Mapping[str, str]) -> LaunchPlan:
     if launcher.model_id is not None:
         check_model_path(launcher.model_id)
     # An emulated NPU brings its torch_npu along when the shard starts.
-    is_emulated = bool(environ.get("TEXT_GENERATION_NPU_EMULATOR"))
+    is_emulated = bool(environ.get(EMULATOR_VARIABLE))
     has_torch_npu = is_emulated or importlib.util.find_spec("torch_npu") is not None
     devices = find_devices(serve.device, environ, has_torch_npu=has_torch_npu)
     num_shards = count_shards(launcher.sharded, launcher.num_shard, devices)

@@ -21,7 +21,7 @@ from tests.support.asking import ask, client_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.servers import serving
 from tests.support.witness import Witness
-from text_generation_kernels.npu_probe import EMULATOR_VARIABLE
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_server.download import demo_model_folder
 
 ROOT = Path(__file__).parents[2]

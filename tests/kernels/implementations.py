@@ -28,7 +28,8 @@ from text_generation_kernels.native.library import (
 )
 from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_kernels.npu.device import NpuDevice, NpuOptions
-from text_generation_kernels.npu_probe import EMULATOR_VARIABLE, load_torch_npu
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
+from text_generation_kernels.npu_probe import load_torch_npu
 
 
 @dataclass(frozen=True)

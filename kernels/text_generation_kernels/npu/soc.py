@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Set, it names an emulated chip: the package of that name then stands in for torch_npu, on machines without a card.
+EMULATOR_VARIABLE = "TEXT_GENERATION_NPU_EMULATOR"
+
 
 class UnsupportedSoc(ValueError):
     """A chip that no code here was written for. The message is one line with its id and its name."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_launcher.doctor.ascend_files import probe_ascend
 from text_generation_launcher.doctor.checkpoint import probe_model
 from text_generation_launcher.doctor.devices_seen import probe_nodes
@@ -20,7 +21,7 @@ from text_generation_launcher.doctor.judge_software import judge_software
 from text_generation_launcher.doctor.machine_seen import probe_machine
 from text_generation_launcher.doctor.npu_smi import probe_smi
 from text_generation_launcher.doctor.packages import probe_packages
-from text_generation_launcher.doctor.target import EMULATOR_VARIABLE, Asked, Target, choose_target
+from text_generation_launcher.doctor.target import Asked, Target, choose_target
 
 # On a host without torch_npu the answer must come at once, and torch alone takes a second or two.
 _CPU_IMPORT_TIMEOUT_S = 1.5

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_launcher.doctor.facts import Facts
 from text_generation_launcher.doctor.findings import Finding, Severity, error, note, ok, warning
 from text_generation_launcher.doctor.packages import release
-from text_generation_launcher.doctor.target import EMULATOR_VARIABLE, Target
+from text_generation_launcher.doctor.target import Target
 from text_generation_launcher.doctor.versions import cann_order, cann_released_with
 
 _OLDEST_TORCH = (2, 1, 0)

@@ -15,9 +15,6 @@ from text_generation_launcher.validation import check_model_path, check_options,
 from text_generation_router.settings import RouterSettings
 from text_generation_server.settings import ServeSettings
 
-# Names a chip: the shards then run on an emulated NPU, which brings its torch_npu along.
-EMULATOR_VARIABLE = "TEXT_GENERATION_NPU_EMULATOR"
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_kernels.npu_probe import EMULATOR_VARIABLE
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 CHIPS = ("Ascend910PremiumA", "Ascend310P3", "Ascend910B4", "Ascend910_9391")

@@ -10,8 +10,8 @@ import torch
 
 from text_generation_kernels.devices import select_device
 from text_generation_kernels.npu.device import NpuDevice, NpuOptions
-from text_generation_kernels.npu.soc import UnsupportedSoc
-from text_generation_kernels.npu_probe import EMULATOR_VARIABLE, load_torch_npu
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE, UnsupportedSoc
+from text_generation_kernels.npu_probe import load_torch_npu
 
 TORCH_NPU = load_torch_npu()
 MIB = 2**20
