@@ -9,15 +9,12 @@ huggingface_hub is tested in its old and its new generation. Knows nothing about
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.support.environments import CommandFailed, install, kept_environment
 
 # Pinned are the clients and what carries their bytes; pip chooses the rest.
 ENVIRONMENTS: Mapping[str, Sequence[str]] = {
@@ -64,48 +61,15 @@ def make_environments() -> Mapping[str, Path]:
 def make_environment(name: str, requirements: Sequence[str], cache: Path) -> Path:
     """Install `requirements` in an environment below `cache`, unless they are there already.
 
-    Environments of other requirements under the same name are removed. Safe when several processes ask at once.
-
     Returns: its interpreter. Raises EnvironmentNotMade.
     """
-    folder = cache / name / _key(requirements)
-    python = folder / "bin" / "python"
-    stamp = folder / ".installed"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists():
-            shutil.rmtree(cache / name, ignore_errors=True)
-            # Our own pip installs into it: a pip for each would double the time of a small environment.
-            pip = [sys.executable, "-m", "pip", "--python", str(python)]
-            _run(name, requirements, [sys.executable, "-m", "venv", "--without-pip", str(folder)])
-            # --no-compile: most modules are never imported. Those that are, are compiled then, and kept.
-            _run(name, requirements, [*pip, "install", "--no-input", "--no-compile", *requirements])
-            stamp.touch()
-    return python
-
-
-def _key(requirements: Sequence[str]) -> str:
-    text = "\n".join([*requirements, f"python {sys.version_info.major}.{sys.version_info.minor}"])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _run(name: str, requirements: Sequence[str], command: Sequence[str]) -> None:
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        check=False,
-    )
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:])
+    try:
+        return kept_environment(name, requirements, cache, install)
+    except CommandFailed as error:
+        last = "\n".join(error.lines[-_SHOWN_LINES:])
         raise EnvironmentNotMade(
-            f"the client environment {name} ({', '.join(requirements)}) could not be made; "
-            f"`{' '.join(command)}` ended with status {done.returncode}:\n{last}"
-        )
+            f"the client environment {name} ({', '.join(requirements)}) could not be made; {error}:\n{last}"
+        ) from None
 
 
 def main() -> int:
