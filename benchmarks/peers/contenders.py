@@ -128,10 +128,10 @@ def _vllm(weights: str, dtype: str) -> Contender:
 
     def prepare(machine: Machine) -> None:
         """Its first start compiles for minutes, and leaves the result in the cache."""
-        environment_python(VLLM)
+        made_of = environment_python(VLLM).parents[1].name  # other requirements, another folder
         if machine.isa and weights == "bf16":
             raise EnvironmentNotMade(f"its bf16 kernels cannot be held to {machine.isa}: it ends while it starts")
-        compiled = CACHE / "vllm-cache" / f"compiled-{VLLM.key}-{weights}-{machine.isa}-{machine.num_threads}"
+        compiled = CACHE / "vllm-cache" / f"compiled-{made_of}-{weights}-{machine.isa}-{machine.num_threads}"
         if compiled.exists():
             return
         print(f"starting vLLM, {weights}, a first time", file=sys.stderr, flush=True)
