@@ -13,15 +13,16 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from benchmarks.prompts import Prompt
 from benchmarks.rates import Run
+from benchmarks.report import NoPlace
 from benchmarks.streams import LoadError, Target
 
 ROOT = Path(__file__).parent.parent
@@ -184,10 +185,19 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def end_on_signals() -> None:
-    """Let SIGTERM end this program as Ctrl-C does, so that what it started is stopped; SIGINT in a shell's job too."""
+def run_benchmark(main: Callable[[Sequence[str]], int], *refusals: type[Exception]) -> NoReturn:
+    """Be the program of a benchmark that starts others.
+
+    SIGTERM ends it as Ctrl-C does, so that what it started is stopped; SIGINT in a shell's job too. What stands in its
+    way is one line: LoadError, NoPlace and `refusals`.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
+    expected: tuple[type[Exception], ...] = (LoadError, NoPlace, *refusals)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except expected as error:
+        sys.exit(f"error: {error}")
 
 
 @contextmanager

@@ -29,7 +29,8 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.programs import Program, launch, stopping
+from benchmarks.machine import load_average
+from benchmarks.programs import Program, launch, run_benchmark, stopping
 from benchmarks.prompts import PromptSource
 from benchmarks.report import check_page, heading, publish
 from text_generation_server.download import demo_model_folder
@@ -249,7 +250,7 @@ async def run(arguments: argparse.Namespace, program: Program, url: str) -> tupl
     return verdicts(soak, before, after, arguments.requests)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -262,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     arguments.model = arguments.model or demo_model_folder()
     check_page(arguments.write, _NAME)
-    loads = [psutil.getloadavg()[0]]
+    loads = [load_average()]
     # Hardly more tokens than one request may have: the others have to yield to it.
     options = ["--max-batch-total-tokens", "1088", "--max-total-tokens", "1024", "--max-input-tokens", "1000"]
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             started_s = time.monotonic()
             rows, wrong = asyncio.run(run(arguments, server.program, server.target.url))
             duration_s = time.monotonic() - started_s
-    loads.append(psutil.getloadavg()[0])
+    loads.append(load_average())
     table = ["| seen | |", "|---|---|", *rows, f"| duration | {duration_s:.0f} s |"]
     publish(arguments.write, _NAME, heading(None, (loads[0], loads[1])) + "\n\n" + "\n".join(table))
     for line in wrong:
@@ -281,4 +282,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main, Wrong)

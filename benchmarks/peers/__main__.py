@@ -22,9 +22,9 @@ from benchmarks.model_folder import write_endless_model
 from benchmarks.peers.contenders import CONTENDERS, Machine, prepare
 from benchmarks.peers.measuring import Results, Work, measure, warm_up
 from benchmarks.peers.tables import PREFILL, columns, common_prefix, full_table, ratio_table, value, work_name
-from benchmarks.programs import Server, Worker, end_on_signals, stopping
+from benchmarks.programs import Server, Worker, run_benchmark, stopping
 from benchmarks.prompts import Prompt, PromptSource
-from benchmarks.report import NoPlace, check_page, heading, plot_bars, plot_folder, publish
+from benchmarks.report import check_page, heading, plot_bars, plot_folder, publish
 from benchmarks.streams import LoadError
 from text_generation_server.download.demo_model import demo_model_folder
 
@@ -202,8 +202,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (LoadError, NoPlace) as error:
-        sys.exit(f"error: {error}")
+    run_benchmark(main)

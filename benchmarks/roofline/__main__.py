@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.machine import load_average
 from benchmarks.model_folder import write_endless_model
-from benchmarks.programs import Server, end_on_signals, launch, stopping
+from benchmarks.programs import Server, launch, run_benchmark, stopping
 from benchmarks.prompts import PromptSource
-from benchmarks.report import NoPlace, check_page, heading, publish
+from benchmarks.report import check_page, heading, publish
 from benchmarks.roofline.limits import Limits, NoLimits, measure_limits
 from benchmarks.roofline.phases import PHASES, Amount, Shape, StepPhases, contexts, medians
 from benchmarks.streams import LoadError
@@ -214,8 +214,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (LoadError, NoPlace, NoLimits, LibraryUnavailable) as error:
-        sys.exit(f"error: {error}")
+    run_benchmark(main, NoLimits, LibraryUnavailable)

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import load_average
-from benchmarks.programs import Program, Server, end_on_signals, free_port, run_load, stopping
+from benchmarks.programs import Program, Server, free_port, run_benchmark, run_load, stopping
 from benchmarks.prompts import Prompt, PromptSource
-from benchmarks.report import NoPlace, check_page, heading, publish
+from benchmarks.report import check_page, heading, publish
 from benchmarks.streams import Api, LoadError, Target
 from text_generation_server.download.demo_model import demo_model_folder
 
@@ -116,8 +116,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (LoadError, NoPlace) as error:
-        sys.exit(f"error: {error}")
+    run_benchmark(main)
