@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks.kernels import linear_weights
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import StepInputs, StepMetadata
 from text_generation_kernels.native.capture import NativeStep, StepRecorder, example
@@ -104,16 +105,7 @@ class StepPhases:
     def amounts(self, shape: Shape) -> dict[str, Amount]:
         """What each phase of a step of this shape must read and compute; nothing for those that hardly need memory."""
         model = self._model
-        weights = [
-            weight
-            for layer in model.layers
-            for weight in (
-                layer.attention.qkv.weight,
-                layer.attention.out.weight,
-                layer.mlp.gate_up.weight,
-                layer.mlp.down.weight,
-            )
-        ]
+        weights = linear_weights(model)
         num_tokens = shape.num_rows * shape.new_tokens
         elements = sum(weight.out_features * weight.in_features for weight in weights)
         head = model.head.weight
