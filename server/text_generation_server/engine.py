@@ -268,7 +268,8 @@ class Engine:
 
 
 def _num_right(guessed: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many guesses came true before the first that did not."""
-    return next(
-        (place for place, pair in enumerate(zip(guessed, sampled, strict=False)) if pair[0] != pair[1]), len(guessed)
-    )
+    """How many guesses came true before the first that did not. `sampled`: one more than there are guesses."""
+    for place, guess in enumerate(guessed):
+        if guess != sampled[place]:
+            return place
+    return len(guessed)

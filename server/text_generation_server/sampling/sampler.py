@@ -69,14 +69,13 @@ class Sampler:
         """
         best = self._ops.most_likely(logits)
         token_ids = best.ids
+        if any(row.is_adjusted or not row.parameters.is_greedy for row in rows):
+            token_ids = token_ids.clone()
         as_they_are = [index for index, row in enumerate(rows) if not row.is_adjusted]
-        if any(not rows[index].parameters.is_greedy for index in as_they_are):
-            token_ids = token_ids.clone()
-            self._draw(token_ids, logits, rows, as_they_are, as_they_are)
-        if len(as_they_are) < len(rows):
-            adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
+        self._draw(token_ids, logits, rows, as_they_are, as_they_are)
+        adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
+        if adjusted:
             scores = self._adjusted_scores(logits, rows, adjusted)
-            token_ids = token_ids.clone()
             if any(rows[index].parameters.is_greedy for index in adjusted):
                 token_ids[adjusted] = self._ops.most_likely(scores).ids
             self._draw(token_ids, scores, rows, adjusted, range(len(adjusted)))
