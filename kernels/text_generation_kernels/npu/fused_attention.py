@@ -136,8 +136,9 @@ class FusedInferAttention:
         if self._captured_ops is None:
             raise CaptureRefused(f"attention's lengths could not be refreshed: {self._not_captured}")
         op, workspace_op = self._captured_ops
-        workspace = workspace_op(**arguments, **{self._kv_lens: kv_lens})
         q: Tensor = arguments["query"]
+        shape = (self._name, arguments["input_layout"], q.shape, arguments["key"].shape)
+        workspace = self._tasks.workspace(shape, lambda: workspace_op(**arguments, **{self._kv_lens: kv_lens}))
         out, lse = torch.empty_like(q), torch.empty(1, dtype=q.dtype, device=q.device)
         call = partial(op, **arguments, workspace=workspace, out=[out, lse])
         self._tasks.capture(lambda lens: call(**{self._kv_lens: lens}), kv_lens)

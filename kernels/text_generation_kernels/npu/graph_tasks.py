@@ -7,9 +7,11 @@ event, and issued again with the new lengths, on another stream, before the grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 # Issues a call with these lengths.
 Issue = Callable[[list[int]], object]
@@ -34,6 +36,7 @@ class GraphTasks:
     def __init__(self, npu: Any) -> None:
         self._npu = npu
         self.recording: list[Task] | None = None
+        self._workspaces: dict[Hashable, Tensor] = {}  # of the graph that is recorded
         self._update_stream: Any = None
 
     @property
@@ -47,6 +50,14 @@ class GraphTasks:
 
     def end(self) -> None:
         self.recording = None
+        self._workspaces = {}
+
+    def workspace(self, shape: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Scratch memory for a call of the graph that is recorded. Calls of equal shapes, such as all layers', get the
+        same: they run one after the other."""
+        if shape not in self._workspaces:
+            self._workspaces[shape] = make()
+        return self._workspaces[shape]
 
     def capture(self, issue: Issue, kv_lens: Sequence[int]) -> None:
         """Issue a call as part of the graph that is being captured, in a way that `update` can replace."""
