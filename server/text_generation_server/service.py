@@ -24,8 +24,9 @@ from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardServicer, ShardStub, add_ShardServicer_to_server
 from text_generation_server.engine import Engine
+from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.parallel import GroupError
-from text_generation_server.warmup import MemoryBudget, NotEnoughMemory, Wanted, warm_up
+from text_generation_server.warmup import NotEnoughMemory, Wanted, warm_up
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from text_generation_kernels.devices import DeviceUnavailable, select_device
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.device import NpuOptions
 from text_generation_server.engine import Engine
+from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import check_shards, load_model
 from text_generation_server.parallel import GroupError, TensorParallelGroup, join_group
@@ -24,13 +25,11 @@ from text_generation_server.sampling import Sampler, Watermark
 from text_generation_server.service import ShardFacts, ShardService, answers_health, serve
 from text_generation_server.settings import ServeSettings
 from text_generation_server.sharding import ShardingError
-from text_generation_server.warmup import MemoryBudget
 from text_generation_server.weights.folder import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _GROUP_TIMEOUT_S = 600.0  # a rank may load its part much later than another
-_GIB = 2**30
 
 
 class SettingsError(ValueError):
@@ -146,11 +145,7 @@ async def _serve(settings: ServeSettings, engine: Engine) -> int:
         sockets=tuple(f"{settings.uds_path}-{rank}" for rank in range(settings.world_size)),
         speculate=settings.speculate or 0,
     )
-    budget = MemoryBudget(
-        fraction=settings.cuda_memory_fraction,
-        max_bytes=_gib(settings.max_memory_gb),
-        reserved_bytes=_gib(settings.reserved_memory_gb),
-    )
+    budget = MemoryBudget.from_gib(settings.cuda_memory_fraction, settings.max_memory_gb, settings.reserved_memory_gb)
     service = ShardService(engine, facts, budget)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -175,10 +170,6 @@ async def _serve(settings: ServeSettings, engine: Engine) -> int:
         # Long enough for the answer that names the failure, short enough for a launcher that waits.
         await server.stop(0.5)
     return 1 if service.failed in done else 0
-
-
-def _gib(amount: float | None) -> int | None:
-    return None if amount is None else int(amount * _GIB)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,22 +11,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from text_generation_kernels.interface import MemoryInfo
 from text_generation_proto import generate_pb2 as pb
 from text_generation_server.engine import CacheShape, Engine
+from text_generation_server.memory_budget import MemoryBudget, cache_bytes
 
 logger = logging.getLogger(__name__)
 
-_GIB = 2**30
 # One step without a budget of its own stays under this, so that streams of others do not stutter.
 STEP_SECONDS = 0.5
 # Budgets tried, in tokens. Below the first, prompts crawl; beyond the last, nothing is gained on any device known.
 _BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
-# On the CPU the memory is also everybody else's.
-_CPU_SHARE = 4
-_CPU_RESERVE = 0.06
-_NPU_RESERVE = 0.06
-_NPU_RESERVE_BYTES = 2 * _GIB
 # A step whose weights are read once for all its rows may take this many times as long as one row's, and guesses in it
 # still pay if every third is right.
 _GUESSING_SLOWDOWN = 1.4
@@ -37,15 +31,6 @@ _COSTLY_SAMPLING = pb.SamplingParameters(do_sample=True, temperature=1.0, top_p=
 
 class NotEnoughMemory(RuntimeError):
     """The limits do not fit the memory. The message is one line with the numbers and the flag to lower."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """What the user allows, in bytes; None where nothing was said."""
-
-    fraction: float = 1.0  # of the device's memory
-    max_bytes: int | None = None  # MAX_MEMORY_GB
-    reserved_bytes: int | None = None  # RESERVED_MEMORY_GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +51,6 @@ class Sizing:
     free_bytes: int
     kv_cache_bytes: int
     max_guessing_tokens: int  # rows and guesses of a step in which guessing pays; 0: not asked for
-
-
-def cache_bytes(
-    device_kind: str, memory: MemoryInfo, used_bytes: int, budget: MemoryBudget, world_size: int = 1
-) -> int:
-    """Bytes the KV cache may take.
-
-    Args:
-        memory: the device's, with the largest step's working memory already subtracted from what is free.
-        used_bytes: what this process holds, the largest step's working memory included.
-        world_size: ranks of the group, which on the CPU share one memory.
-    """
-    total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
-    cap = total_bytes if budget.max_bytes is None else min(budget.max_bytes, total_bytes)
-    cap = min(cap, int(total_bytes * budget.fraction))
-    if budget.reserved_bytes is not None:
-        reserve = budget.reserved_bytes
-    elif device_kind == "cpu":
-        reserve = int(total_bytes * _CPU_RESERVE)
-    else:
-        reserve = max(_NPU_RESERVE_BYTES, int(total_bytes * _NPU_RESERVE))
-    usable = min(free_bytes, cap - used_bytes) - reserve
-    if device_kind == "cpu":
-        usable = min(usable, free_bytes // _CPU_SHARE) // world_size
-    return max(usable, 0)
 
 
 def choose_shape(
@@ -153,14 +113,20 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
     device.synchronize()
 
     now = device.memory()
-    memory = MemoryInfo(now.total_bytes, max(now.free_bytes - working_bytes, 0))
-    used_bytes = device.used_memory_bytes() + working_bytes
-    usable = cache_bytes(device.kind, memory, used_bytes, budget, group.world_size)
+    free_bytes = max(now.free_bytes - working_bytes, 0)
+    usable = cache_bytes(
+        device.kind,
+        total_bytes=now.total_bytes,
+        free_bytes=free_bytes,
+        used_bytes=device.used_memory_bytes() + working_bytes,
+        budget=budget,
+        world_size=group.world_size,
+    )
     usable = max(usable - device.ops.spare_kv_blocks * engine.block_bytes, 0)
     usable = group.all_reduce_min(usable)
     shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
     engine.allocate(shape)
-    return Sizing(shape, prefill_tokens, memory.free_bytes, shape.num_blocks * engine.block_bytes, max_guessing_tokens)
+    return Sizing(shape, prefill_tokens, free_bytes, shape.num_blocks * engine.block_bytes, max_guessing_tokens)
 
 
 def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Callable[[int], int]) -> int:

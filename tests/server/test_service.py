@@ -22,8 +22,8 @@ from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto.generate_pb2_grpc import ShardStub
 from text_generation_server.engine import Engine
+from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.service import ShardFacts, ShardService, answers_health, serve
-from text_generation_server.warmup import MemoryBudget
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from text_generation_launcher.doctor.facts import ModelFacts
+from text_generation_server.memory_budget import MemoryBudget, cache_bytes
 from text_generation_server.settings import ServeSettings
 
 GIB = 2**30
-# As the server's warm-up has them; a test holds the two together.
-_CPU_SHARE = 4
-_RESERVE = 0.06
-_NPU_RESERVE_BYTES = 2 * GIB
 _HCCL_BUFFER_MB = 200
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -55,40 +52,20 @@ def estimate(
     weights = _weight_bytes(model, serve, kind)
     own_weights = weights // num_shards
     buffers = hccl_bytes(environ) if kind == "npu" and num_shards > 1 else 0
-    cap = min(_bytes(serve.max_memory_gb, total), total, int(total * serve.cuda_memory_fraction))
+    budget = MemoryBudget.from_gib(serve.cuda_memory_fraction, serve.max_memory_gb, serve.reserved_memory_gb)
     return Sizes(
         weight_bytes=own_weights,
         token_bytes=_token_bytes(model, serve, kind, num_shards),
         cache_bytes=cache_bytes(
             kind,
-            free_bytes=free - (weights if kind == "cpu" else own_weights) - buffers,
             total_bytes=total,
+            free_bytes=free - (weights if kind == "cpu" else own_weights) - buffers,
             used_bytes=own_weights + buffers,
-            cap_bytes=cap,
-            reserved_bytes=None if serve.reserved_memory_gb is None else int(serve.reserved_memory_gb * GIB),
-            num_shards=num_shards,
+            budget=budget,
+            world_size=num_shards,
         ),
-        cap_bytes=cap,
+        cap_bytes=budget.cap_bytes(total),
     )
-
-
-def cache_bytes(
-    kind: str,
-    *,
-    free_bytes: int,
-    total_bytes: int,
-    used_bytes: int,
-    cap_bytes: int,
-    reserved_bytes: int | None,
-    num_shards: int,
-) -> int:
-    """Bytes that the key/value cache of a shard may take, `used_bytes` being taken already."""
-    least = _NPU_RESERVE_BYTES if kind == "npu" else 0
-    reserve = max(least, int(total_bytes * _RESERVE)) if reserved_bytes is None else reserved_bytes
-    usable = min(free_bytes, cap_bytes - used_bytes) - reserve
-    if kind == "cpu":
-        usable = min(usable, free_bytes // _CPU_SHARE) // num_shards
-    return max(usable, 0)
 
 
 def hccl_bytes(environ: Mapping[str, str]) -> int:
@@ -111,7 +88,3 @@ def _token_bytes(model: ModelFacts, serve: ServeSettings, kind: str, num_shards:
         item_bytes = 4
     heads = -(-model.num_kv_heads // num_shards)
     return 2 * model.num_layers * heads * model.head_dim * item_bytes
-
-
-def _bytes(gib: float | None, otherwise: int) -> int:
-    return otherwise if gib is None else int(gib * GIB)

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.launcher.doctor.machines import GIB, cpu_machine
-from text_generation_kernels.interface import MemoryInfo
 from text_generation_launcher.doctor.checkpoint import probe_model
 from text_generation_launcher.doctor.facts import ModelFacts
-from text_generation_launcher.doctor.sizing import Sizes, cache_bytes, estimate
-from text_generation_server import warmup
+from text_generation_launcher.doctor.sizing import Sizes, estimate
+from text_generation_server.memory_budget import MemoryBudget, cache_bytes
 from text_generation_server.settings import ServeSettings
 
 SIZES = st.integers(0, 80 * GIB)
@@ -27,11 +26,12 @@ SERVE = ServeSettings(model_id="")
     free=SIZES,
     used=SIZES,
     fraction=st.sampled_from([0.5, 0.9, 1.0]),
-    most=st.none() | SIZES,
-    reserved=st.none() | SIZES,
+    most=st.none() | st.integers(0, 80),
+    reserved=st.none() | st.integers(0, 80),
     num_shards=st.integers(1, 8),
 )
 def test_cache_is_what_the_shard_would_give_it(
+    weightless: ModelFacts,
     *,
     kind: str,
     total: int,
@@ -42,20 +42,32 @@ def test_cache_is_what_the_shard_would_give_it(
     reserved: int | None,
     num_shards: int,
 ) -> None:
-    wanted = warmup.cache_bytes(
-        kind, MemoryInfo(total, free), used, warmup.MemoryBudget(fraction, most, reserved), num_shards
-    )
-    cap = min(total if most is None else min(most, total), int(total * fraction))
-    found = cache_bytes(
+    """With weights of `used` bytes, which are loaded by then: on the CPU all shards' are, in one memory."""
+    wanted = cache_bytes(
         kind,
-        free_bytes=free,
         total_bytes=total,
+        free_bytes=free,
         used_bytes=used,
-        cap_bytes=cap,
-        reserved_bytes=reserved,
-        num_shards=num_shards,
+        budget=MemoryBudget(
+            fraction, None if most is None else most * GIB, None if reserved is None else reserved * GIB
+        ),
+        world_size=num_shards,
     )
+    found = estimate(
+        replace(weightless, stored_bytes=used * num_shards),
+        ServeSettings(model_id="", cuda_memory_fraction=fraction, max_memory_gb=most, reserved_memory_gb=reserved),
+        kind,
+        num_shards=num_shards,
+        memory=(free + used * (num_shards if kind == "cpu" else 1), total),
+        environ={"HCCL_BUFFSIZE": "0"},
+    ).cache_bytes
     assert found == wanted
+
+
+@pytest.fixture(scope="module")
+def weightless(tmp_path_factory: pytest.TempPathFactory) -> ModelFacts:
+    machine = cpu_machine(tmp_path_factory.mktemp("machine"))
+    return replace(probe_model(machine.host, machine.model()), float_elements=0, stored_bytes=0)
 
 
 @pytest.fixture
