@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from text_generation_cli import __version__
-from text_generation_server.report.secrets import belongs_to_serving, is_secret
+from text_generation_server.report.secrets import HIDDEN, belongs_to_serving, is_secret
 
 _SMI_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
 _SMI_TIMEOUT_S = 20.0
@@ -64,7 +64,7 @@ def environment(environ: Mapping[str, str], options: Collection[str]) -> tuple[s
     """(lines, how many variables are left out, names of those shown without their value)."""
     shown = [name for name in sorted(environ) if belongs_to_serving(name, options)]
     hidden = [name for name in shown if is_secret(name)]
-    lines = [f"{name}=[removed]" if name in hidden else f"{name}={environ[name]}" for name in shown]
+    lines = [f"{name}={HIDDEN}" if name in hidden else f"{name}={environ[name]}" for name in shown]
     return "\n".join(lines), len(environ) - len(shown), hidden
 
 
