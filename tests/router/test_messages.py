@@ -68,9 +68,15 @@ def refusal(client: httpx.Client, path: str, body: dict[str, Any]) -> str:
     return str(content["error"]).removeprefix(prefix)
 
 
+def together(broken: Sequence[Broken]) -> tuple[str, dict[str, Any]]:
+    """The prompt, and the other fields, that break all of these."""
+    fields = {name: value for one in broken for name, value in one.given.items()}
+    return fields.pop("text", "x"), fields
+
+
 def native(*broken: Broken, stream: bool) -> dict[str, Any]:
-    parameters = {name: value for one in broken for name, value in one.given.items()}
-    return {"inputs": parameters.pop("text", "x"), "parameters": parameters, "stream": stream}
+    text, parameters = together(broken)
+    return {"inputs": text, "parameters": parameters, "stream": stream}
 
 
 ROUTES_AND_RULES = [
@@ -195,13 +201,13 @@ CHAT_RULES = [
 
 
 def completion(*broken: Broken) -> dict[str, Any]:
-    fields = {name: value for one in broken for name, value in one.given.items()}
-    return {"prompt": fields.pop("text", "x"), **fields}
+    text, fields = together(broken)
+    return {"prompt": text, **fields}
 
 
 def chat(*broken: Broken) -> dict[str, Any]:
-    fields = {name: value for one in broken for name, value in one.given.items()}
-    return {"messages": user(fields.pop("text", "x")), **fields}
+    text, fields = together(broken)
+    return {"messages": user(text), **fields}
 
 
 OPENAI = [(COMPLETIONS, completion, COMPLETION_RULES), (CHAT, chat, CHAT_RULES)]
