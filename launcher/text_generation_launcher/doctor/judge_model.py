@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from text_generation_launcher.doctor.facts import Facts
 from text_generation_launcher.doctor.findings import Finding, error, note, ok, warning
-from text_generation_launcher.doctor.sizing import GIB, Sizes, estimate, served_dtype
+from text_generation_launcher.doctor.sizing import Sizes, estimate, served_dtype
 from text_generation_launcher.doctor.target import Asked, Target
+from text_generation_server.memory_budget import GIB
 from text_generation_server.sharding import ShardingError, split_heads
 
 

@@ -12,7 +12,6 @@ from text_generation_launcher.doctor.facts import ModelFacts
 from text_generation_server.memory_budget import MemoryBudget, cache_bytes
 from text_generation_server.settings import ServeSettings
 
-GIB = 2**30
 _HCCL_BUFFER_MB = 200
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
