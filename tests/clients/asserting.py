@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.clients.clients import Caller, ChatCaller, ClientError
+from tests.clients.expected import PROMPT
+from tests.support.asking import client_of
 from tests.support.servers import Server
 
 DROPPED = 'tgi_request_failure{err="dropped"}'
@@ -21,6 +23,17 @@ def refused(caller: Caller | ChatCaller, what: str, message: str) -> Iterator[No
         yield
     assert caught.value.kind == caller.error(what)
     assert message in caught.value.message
+
+
+@contextmanager
+def occupied(server: Server) -> Iterator[None]:
+    """The only place of `server` is taken by a request that outlasts the block, after which the place is free again."""
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 15_000}}
+    with client_of(server) as client, client.stream("POST", "/generate_stream", json=body) as running:
+        lines = running.iter_lines()  # hangs up when it is collected
+        next(lines)
+        yield
+    wait_until_idle(server)
 
 
 def wait_until_idle(server: Server, within_s: float = 5.0) -> None:

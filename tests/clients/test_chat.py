@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.asserting import DROPPED, refused, wait_until_idle
+from tests.clients.asserting import DROPPED, occupied, refused, wait_until_idle
 from tests.clients.clients import ChatCaller
 from tests.clients.expected import (
     CHAT_PROMPTS,
@@ -15,7 +15,7 @@ from tests.clients.expected import (
     Expected,
     user,
 )
-from tests.support.asking import client_of, prompt_of
+from tests.support.asking import prompt_of
 from tests.support.servers import Server
 
 CONVERSATION = [
@@ -99,17 +99,13 @@ def test_an_unknown_route_is_not_found(chat_caller: ChatCaller, server: Server) 
 
 def test_a_full_server_is_an_overload_error(chat_caller: ChatCaller, one_place: Server) -> None:
     """G11."""
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 15_000}}
     message = chat_caller.seen("Model is overloaded", 429)
-    with client_of(one_place) as client, client.stream("POST", "/generate_stream", json=body) as running:
-        lines = running.iter_lines()  # hangs up when it is collected
-        next(lines)
+    with occupied(one_place):
         with refused(chat_caller, "overloaded", message):
             chat_caller.chat(one_place.url, user(PROMPT))
         if chat_caller.sees_refused_streams:
             with refused(chat_caller, "overloaded", message):
                 chat_caller.stream(one_place.url, user(PROMPT))
-    wait_until_idle(one_place)
 
 
 def test_hanging_up_in_a_stream_frees_its_place_within_a_second(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asserting import DROPPED, refused, wait_until_idle
+from tests.clients.asserting import DROPPED, occupied, refused, wait_until_idle
 from tests.clients.clients import Caller
 from tests.clients.expected import (
     ENDING_PROMPT,
@@ -130,15 +130,11 @@ def test_a_url_may_end_in_a_slash(caller: Caller, server: Server, expected: Expe
 
 def test_a_full_server_is_an_overload_error(caller: Caller, one_place: Server) -> None:
     """G11."""
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 15_000}}
-    with client_of(one_place) as client, client.stream("POST", "/generate_stream", json=body) as running:
-        lines = running.iter_lines()  # hangs up when it is collected
-        next(lines)
+    with occupied(one_place):
         with refused(caller, "overloaded", "Model is overloaded"):
             caller.generate(one_place.url, PROMPT)
         with refused(caller, "overloaded", "Model is overloaded"):
             caller.stream(one_place.url, PROMPT)
-    wait_until_idle(one_place)
 
 
 def test_hanging_up_in_a_stream_frees_its_place_within_a_second(caller: Caller, one_place: Server) -> None:
