@@ -91,6 +91,7 @@ class NpuOps(Ops):
         # here so that no other can have its address.
         self._split: tuple[StepMetadata, object, tuple[tuple[AttentionCandidate, Run], ...]] | None = None
         self._tables: RotaryTables | None = None
+        self._slots: tuple[Tensor, int, Tensor] | None = None  # what the step gave, the spare slot, what is written to
 
     @property
     def description(self) -> str:
@@ -214,7 +215,7 @@ class NpuOps(Ops):
         if not len(slot_mapping):
             return  # ATB raises on an empty step
         k, v = k.contiguous(), v.contiguous()
-        slots = torch.where(slot_mapping < 0, cache.spare_slot, slot_mapping)
+        slots = self._existing_slots(slot_mapping, cache.spare_slot)
         self._store.select(StoreShape(cache.layout, k.dtype)).run(k, v, cache, slots)
         if cache.layout == "nz":
             cache.handoff.written = (k, v, slot_mapping)
@@ -247,6 +248,12 @@ class NpuOps(Ops):
         self, logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]
     ) -> Tensor:
         return sampling.draw(logits, rows, filters, uniforms)
+
+    def _existing_slots(self, slot_mapping: Tensor, spare_slot: int) -> Tensor:
+        """The slots of a step, the spare one where it writes nothing."""
+        if self._slots is None or self._slots[0] is not slot_mapping or self._slots[1] != spare_slot:
+            self._slots = slot_mapping, spare_slot, torch.where(slot_mapping < 0, spare_slot, slot_mapping)
+        return self._slots[2]
 
     def _runs(
         self, q: Tensor, cache: NpuKVCache, step: StepMetadata, *, has_keys: bool
