@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run
-from text_generation_kernels.npu.composed_attention import gather_row
+from text_generation_kernels.npu.composed_attention import gather_rows
 from text_generation_kernels.npu.kv_cache import NpuKVCache
 from text_generation_kernels.npu.masks import COMPRESSED_SIZE, Masks
 from text_generation_kernels.npu.schemas import InstalledOps
@@ -109,7 +109,7 @@ def flash_910b(installed: InstalledOps, masks: Masks) -> Attend:
     op = installed.bind("_npu_flash_attention", *_FLASH_ARGUMENTS)
 
     def attend(q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
-        own = keys or _gathered(cache, run)
+        own = keys or gather_rows(cache, run)
         out = torch.empty_like(q)
         op(
             query=q,
@@ -136,7 +136,7 @@ def flash_310p(installed: InstalledOps, masks: Masks, name: str) -> Attend:
     op = installed.bind(name, *_FLASH_ARGUMENTS, *(("mask_type",) if is_v3 else ()))
 
     def attend(q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
-        own = keys or _gathered(cache, run)
+        own = keys or gather_rows(cache, run)
         padding = -q.shape[0] % _TOKEN_MULTIPLE_310P
         query, k, v = (_padded(x, padding) for x in (q, own.k, own.v))
         lens = run.query_lens
@@ -181,14 +181,6 @@ def _type_refusal(shape: HeadShape) -> str | None:
     if shape.dtype not in (torch.float16, torch.bfloat16):
         return f"{shape.dtype} is not a type of 16 bits"
     return None if shape.head_dim % 16 == 0 else f"heads of {shape.head_dim} are not a multiple of 16"
-
-
-def _gathered(cache: NpuKVCache, run: Run) -> Keys:
-    rows = [gather_row(cache, run.row(index)) for index in range(run.num_rows)]
-    return Keys(
-        torch.cat([k[:kv_len] for (k, _), kv_len in zip(rows, run.kv_lens, strict=True)]),
-        torch.cat([v[:kv_len] for (_, v), kv_len in zip(rows, run.kv_lens, strict=True)]),
-    )
 
 
 def _padded(x: Tensor, padding: int) -> Tensor:

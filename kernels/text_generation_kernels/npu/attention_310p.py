@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from text_generation_kernels.npu.atb_attention import token_rows
-from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run
+from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run, in_parts, joined
 from text_generation_kernels.npu.composed_attention import gather_row
 from text_generation_kernels.npu.kv_cache import NpuKVCache
 from text_generation_kernels.npu.schemas import InstalledOps
@@ -33,17 +31,15 @@ def prompt_flash(installed: InstalledOps) -> Attend:
     pre_tokens = installed.default_of(name, "pre_tokens")
 
     def attend(q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
-        rows = []
-        for index in range(run.num_rows):
-            row = run.row(index)
+        def call(tokens: Tensor, row: Run) -> Tensor:
             (kv_len,) = row.kv_lens
             k, v = gather_row(cache, row)
             has_prefix = kv_len > row.num_tokens
             out: Tensor = op(
-                query=q[row.first_token : row.end_token].unsqueeze(0),
+                query=tokens.unsqueeze(0),
                 key=k[:kv_len].unsqueeze(0),
                 value=v[:kv_len].unsqueeze(0),
-                atten_mask=run.remembered(f"mask {index}", partial(_mask, row)),
+                atten_mask=row.remembered("mask", lambda: _mask(row)),
                 num_heads=q.shape[1],
                 scale_value=scale,
                 pre_tokens=pre_tokens,
@@ -52,8 +48,9 @@ def prompt_flash(installed: InstalledOps) -> Attend:
                 num_key_value_heads=cache.num_kv_heads,
                 sparse_mode=0,
             )
-            rows.append(out.squeeze(0))
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+            return out.squeeze(0)
+
+        return in_parts(q, run, 1, call)
 
     return attend
 
@@ -90,8 +87,7 @@ def incremental_flash(installed: InstalledOps) -> Attend:
                 inner_precise=_ACCURATE,
             )
             parts.append(out)
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.view(q.shape)
+        return joined(parts).view(q.shape)
 
     return attend
 

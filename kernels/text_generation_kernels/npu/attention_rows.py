@@ -7,7 +7,7 @@ there are few. Lengths are host lists throughout; nothing is read back from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -64,20 +64,22 @@ class Run:
     def query_lens(self) -> list[int]:
         return [end - start for start, end in zip(self.cu_seqlens_q, self.cu_seqlens_q[1:], strict=False)]
 
-    def row(self, index: int) -> Run:
-        """One row as a run of its own."""
-        return self.rows(index, index + 1)
-
-    def rows(self, first: int, end: int) -> Run:
-        """Some rows as a run of their own, whose tokens are counted from this run's first."""
-        start, stop = self.cu_seqlens_q[first], self.cu_seqlens_q[end]
-        lens = tuple(token - start for token in self.cu_seqlens_q[first : end + 1])
-        return Run(start, stop, self.block_tables[first:end], lens, self.kv_lens[first:end])
+    def parts(self, most: int) -> tuple[Run, ...]:
+        """Runs of at most so many rows, whose tokens are counted from this run's first; the same for all layers."""
+        parts: tuple[Run, ...] = self.remembered(f"parts of {most}", lambda: tuple(self._cut(most)))
+        return parts
 
     def remembered(self, key: str, make: Callable[[], Any]) -> Any:
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
+
+    def _cut(self, most: int) -> Iterator[Run]:
+        for first in range(0, self.num_rows, most):
+            end = min(first + most, self.num_rows)
+            start, stop = self.cu_seqlens_q[first], self.cu_seqlens_q[end]
+            lens = tuple(token - start for token in self.cu_seqlens_q[first : end + 1])
+            yield Run(start, stop, self.block_tables[first:end], lens, self.kv_lens[first:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,15 @@ class Keys:
 Attend = Callable[[Tensor, NpuKVCache, Run, float, Keys | None], Tensor]
 AttentionChoice = Choice[Attend, HeadShape]
 AttentionCandidate = Candidate[Attend, HeadShape]
+
+
+def in_parts(q: Tensor, run: Run, most: int, attend: Callable[[Tensor, Run], Tensor]) -> Tensor:
+    """Attention over at most so many rows of a run at once."""
+    return joined([attend(q[part.first_token : part.end_token], part) for part in run.parts(most)])
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def split(

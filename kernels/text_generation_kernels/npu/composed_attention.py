@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_kernels.npu.attention_rows import Keys, Run
+from text_generation_kernels.npu.attention_rows import Keys, Run, in_parts, joined
 from text_generation_kernels.npu.kv_cache import NpuKVCache
 
 QUERY_TILE = 256
@@ -38,11 +38,7 @@ class ComposedAttention:
 
     def prompts(self, q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
         """Rows of any number of tokens, one after the other."""
-        rows = []
-        for index in range(run.num_rows):
-            row = run.row(index)
-            rows.append(self._prompt(q[row.first_token : row.end_token], cache, row, scale))
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        return in_parts(q, run, 1, lambda tokens, row: self._prompt(tokens, cache, row, scale))
 
     def decode(self, q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
         """Rows of one token each."""
@@ -82,7 +78,7 @@ class ComposedAttention:
             probs = torch.softmax(scores, dim=-1).to(q.dtype)
             attended = torch.bmm(probs, v[:, :num_keys]).view(num_kv_heads, group_size, size, head_dim)
             tiles.append(attended.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)[: end - first])
-        return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+        return joined(tiles)
 
     def _tile(self, num_heads: int, num_keys: int) -> int:
         fitting = self._workspace_bytes // (num_heads * num_keys * _BYTES_PER_SCORE)
@@ -136,6 +132,15 @@ def gather_row(cache: NpuKVCache, row: Run) -> tuple[Tensor, Tensor]:
     num_blocks = -(-row.kv_lens[0] // cache.block_size)
     block_ids = row.block_tables[0, :num_blocks]
     return cache.k.index_select(0, block_ids).flatten(0, 1), cache.v.index_select(0, block_ids).flatten(0, 1)
+
+
+def gather_rows(cache: NpuKVCache, run: Run) -> Keys:
+    """Copies of all that a run's rows see, one row after the other: [sum of kv_lens, num_kv_heads, head_dim]."""
+    rows = [gather_row(cache, row) for row in run.parts(1)]
+    return Keys(
+        torch.cat([k[:kv_len] for (k, _), kv_len in zip(rows, run.kv_lens, strict=True)]),
+        torch.cat([v[:kv_len] for (_, v), kv_len in zip(rows, run.kv_lens, strict=True)]),
+    )
 
 
 def _decode_group(rows: list[int], num_blocks: int, cache: NpuKVCache, run: Run) -> _DecodeGroup:

@@ -6,7 +6,6 @@ block table. Scale, mask and mode are always passed: their defaults are 1.0 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from text_generation_kernels.interface import CaptureRefused
-from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run
-from text_generation_kernels.npu.composed_attention import gather_row
+from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run, in_parts
+from text_generation_kernels.npu.composed_attention import gather_rows
 from text_generation_kernels.npu.graph_tasks import GraphTasks
 from text_generation_kernels.npu.kv_cache import NpuKVCache
 from text_generation_kernels.npu.masks import Masks
@@ -76,12 +75,12 @@ class FusedInferAttention:
 
     def tokens(self, q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
         """Rows of any lengths in one call: layout TND."""
-        parts = []
-        for first in range(0, run.num_rows, _MAX_SEQUENCES):
-            part = run.rows(first, min(first + _MAX_SEQUENCES, run.num_rows))
-            rows, ends = q[part.first_token : part.end_token], list(part.cu_seqlens_q[1:])
-            parts.append(self._call(rows, cache, part, scale, layout="TND", query_lens=ends, is_masked=True))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        def call(rows: Tensor, part: Run) -> Tensor:
+            ends = list(part.cu_seqlens_q[1:])
+            return self._call(rows, cache, part, scale, layout="TND", query_lens=ends, is_masked=True)
+
+        return in_parts(q, run, _MAX_SEQUENCES, call)
 
     def decode_rows(self, q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
         """Rows of one token each as a batch: layout BSND, for head sizes that TND does not take."""
@@ -90,13 +89,12 @@ class FusedInferAttention:
 
     def prompt_rows(self, q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
         """Rows of several tokens, one call each: layout BSND knows one query length for all rows of a batch."""
-        parts = []
-        for index in range(run.num_rows):
-            row = run.row(index)
-            part, lens = q[row.first_token : row.end_token].unsqueeze(0), [row.num_tokens]
-            out = self._call(part, cache, row, scale, layout="BSND", query_lens=lens, is_masked=True)
-            parts.append(out.squeeze(0))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        def call(tokens: Tensor, row: Run) -> Tensor:
+            batch, lens = tokens.unsqueeze(0), [row.num_tokens]
+            return self._call(batch, cache, row, scale, layout="BSND", query_lens=lens, is_masked=True).squeeze(0)
+
+        return in_parts(q, run, 1, call)
 
     def _call(
         self,
@@ -195,29 +193,30 @@ def training_attention(installed: InstalledOps, masks: Masks) -> Attend:
         *("next_tockens", "inner_precise", "actual_seq_qlen", "actual_seq_kvlen", "sparse_mode"),
     )
 
-    def call(q: Tensor, cache: NpuKVCache, run: Run, scale: float) -> Tensor:
-        rows = [gather_row(cache, run.row(index)) for index in range(run.num_rows)]
-        k = torch.cat([k[:kv_len] for (k, _), kv_len in zip(rows, run.kv_lens, strict=True)])
-        v = torch.cat([v[:kv_len] for (_, v), kv_len in zip(rows, run.kv_lens, strict=True)])
-        out: Tensor = op(
-            query=q,
-            key=k,
-            value=v,
-            head_num=q.shape[1],
-            input_layout="TND",
-            atten_mask=masks.compressed(torch.bool),
-            scale=scale,
-            keep_prob=1.0,
-            pre_tockens=_UNLIMITED,
-            next_tockens=_UNLIMITED,
-            inner_precise=_ACCURATE,
-            actual_seq_qlen=list(run.cu_seqlens_q[1:]),
-            actual_seq_kvlen=list(accumulate(run.kv_lens)),  # no block table: ends, not lengths
-            sparse_mode=_SPARSE_CAUSAL,
-        )[0]
-        return out
+    def attend(q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
+        def call(tokens: Tensor, part: Run) -> Tensor:
+            seen = gather_rows(cache, part)
+            out: Tensor = op(
+                query=tokens,
+                key=seen.k,
+                value=seen.v,
+                head_num=q.shape[1],
+                input_layout="TND",
+                atten_mask=masks.compressed(torch.bool),
+                scale=scale,
+                keep_prob=1.0,
+                pre_tockens=_UNLIMITED,
+                next_tockens=_UNLIMITED,
+                inner_precise=_ACCURATE,
+                actual_seq_qlen=list(part.cu_seqlens_q[1:]),
+                actual_seq_kvlen=list(accumulate(part.kv_lens)),  # no block table: ends, not lengths
+                sparse_mode=_SPARSE_CAUSAL,
+            )[0]
+            return out
 
-    return _limited(call, _MAX_TRAINING_SEQUENCES)
+        return in_parts(q, run, _MAX_TRAINING_SEQUENCES, call)
+
+    return attend
 
 
 def training_refusal(shape: HeadShape) -> str | None:
@@ -226,18 +225,3 @@ def training_refusal(shape: HeadShape) -> str | None:
     if shape.layout != "nd":
         return "it reads ND caches only"
     return None if shape.head_dim <= 768 else f"heads of {shape.head_dim} are more than 768"
-
-
-def _limited(call: Callable[[Tensor, NpuKVCache, Run, float], Tensor], most: int) -> Attend:
-    """At most so many rows at once."""
-
-    def attend(q: Tensor, cache: NpuKVCache, run: Run, scale: float, keys: Keys | None) -> Tensor:
-        if run.num_rows <= most:
-            return call(q, cache, run, scale)
-        parts = []
-        for first in range(0, run.num_rows, most):
-            part = run.rows(first, min(first + most, run.num_rows))
-            parts.append(call(q[part.first_token : part.end_token], cache, part, scale))
-        return torch.cat(parts)
-
-    return attend

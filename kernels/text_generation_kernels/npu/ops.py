@@ -24,7 +24,7 @@ from text_generation_kernels.interface import (
 )
 from text_generation_kernels.npu.activation import GatedShape, silu_candidates
 from text_generation_kernels.npu.attention_choices import attention_choices
-from text_generation_kernels.npu.attention_rows import AttentionCandidate, HeadShape, Keys, Run, split
+from text_generation_kernels.npu.attention_rows import AttentionCandidate, HeadShape, Keys, Run, joined, split
 from text_generation_kernels.npu.candidates import CandidateStatus, Choice, NoCandidate
 from text_generation_kernels.npu.graph_tasks import GraphTasks
 from text_generation_kernels.npu.kv_cache import (
@@ -236,7 +236,7 @@ class NpuOps(Ops):
                 raise CaptureRefused(f"{candidate.name} would keep the rows' lengths as they were at capture")
         if len(q) > step.num_tokens:
             parts.append(torch.zeros_like(q[step.num_tokens :]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined(parts)
 
     def most_likely(self, logits: Tensor) -> MostLikely:
         return sampling.most_likely(logits)
