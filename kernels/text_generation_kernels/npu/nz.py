@@ -100,10 +100,6 @@ class WeightPacker:
             torch_npu.npu.config.allow_internal_format = True  # else the cast gives back ND, with a mere warning
 
     @property
-    def tries_nz(self) -> bool:
-        return self._tries
-
-    @property
     def summary(self) -> str:
         """One line for reports: how many weights are in which layout, and why the others are not."""
         if not self._tries:
