@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from text_generation_kernels.npu import atb_attention, attention_310p, fused_attention
-from text_generation_kernels.npu.attention_rows import AttentionChoice, HeadShape, Kind
+from text_generation_kernels.npu.attention_rows import AttentionChoice, Kind, nd_refusal
 from text_generation_kernels.npu.candidates import Choice
 from text_generation_kernels.npu.composed_attention import ComposedAttention
 from text_generation_kernels.npu.fused_attention import FusedInferAttention
@@ -42,8 +43,8 @@ def attention_choices(
         _add_310p(choices, installed, masks)
     composed = ComposedAttention(device)
     for kind in _PROMPTS:
-        choices[kind].add("composed", lambda: composed.prompts, _nd_refusal)
-    choices["decode"].add("composed", lambda: composed.decode, _nd_refusal)
+        choices[kind].add("composed", lambda: composed.prompts, nd_refusal)
+    choices["decode"].add("composed", lambda: composed.decode, nd_refusal)
     return choices
 
 
@@ -56,12 +57,9 @@ def _add_fused(choices: dict[Kind, AttentionChoice], installed: InstalledOps, ma
 def _add_layout(
     choices: dict[Kind, AttentionChoice], installed: InstalledOps, name: str, masks: Masks, tasks: GraphTasks
 ) -> None:
-    made: list[FusedInferAttention] = []
-
+    @cache
     def fused() -> FusedInferAttention:
-        if not made:
-            made.append(FusedInferAttention(installed, name, masks, tasks))
-        return made[0]
+        return FusedInferAttention(installed, name, masks, tasks)
 
     for kind in _KINDS:
         choices[kind].add(f"{name} TND", lambda: fused().tokens, fused_attention.tnd_refusal)
@@ -113,7 +111,3 @@ def _add_310p(choices: dict[Kind, AttentionChoice], installed: InstalledOps, mas
         lambda: attention_310p.incremental_flash(installed),
         attention_310p.incremental_refusal,
     )
-
-
-def _nd_refusal(shape: HeadShape) -> str | None:
-    return None if shape.layout == "nd" else "it reads ND caches only"

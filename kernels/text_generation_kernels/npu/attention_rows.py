@@ -41,6 +41,11 @@ class HeadShape:
         return f"{heads}, {name}, blocks of {self.block_size} in {self.layout}"
 
 
+def nd_refusal(shape: HeadShape) -> str | None:
+    """Why an op that knows nothing of NZ cannot read a cache."""
+    return None if shape.layout == "nd" else "it reads ND caches only"
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive rows that are computed together. Kept for the whole step, so `memo` serves all layers."""

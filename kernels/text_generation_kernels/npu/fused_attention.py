@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from text_generation_kernels.interface import CaptureRefused
-from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run, in_parts
+from text_generation_kernels.npu.attention_rows import Attend, HeadShape, Keys, Run, in_parts, nd_refusal
 from text_generation_kernels.npu.composed_attention import gather_rows
 from text_generation_kernels.npu.graph_tasks import GraphTasks
 from text_generation_kernels.npu.kv_cache import NpuKVCache
@@ -169,10 +169,9 @@ def bsnd_refusal(shape: HeadShape) -> str | None:
 
 
 def _common_refusal(shape: HeadShape) -> str | None:
-    if shape.dtype not in _HALF:
-        return f"{shape.dtype} is not a type of 16 bits"
-    if shape.layout != "nd":
-        return "it reads ND caches only"
+    reason = _cache_refusal(shape)
+    if reason is not None:
+        return reason
     if shape.num_heads > _MAX_HEADS or shape.num_heads > _MAX_GROUP * shape.num_kv_heads:
         return f"it takes up to {_MAX_HEADS} heads, {_MAX_GROUP} for each key head"
     if shape.block_size % 16 or shape.block_size > 1024:
@@ -180,6 +179,12 @@ def _common_refusal(shape: HeadShape) -> str | None:
     if shape.num_kv_heads * shape.head_dim > _MAX_WIDTH:
         return f"key heads of one token are more than {_MAX_WIDTH} wide together"
     return None
+
+
+def _cache_refusal(shape: HeadShape) -> str | None:
+    if shape.dtype not in _HALF:
+        return f"{shape.dtype} is not a type of 16 bits"
+    return nd_refusal(shape)
 
 
 def training_attention(installed: InstalledOps, masks: Masks) -> Attend:
@@ -220,8 +225,7 @@ def training_attention(installed: InstalledOps, masks: Masks) -> Attend:
 
 
 def training_refusal(shape: HeadShape) -> str | None:
-    if shape.dtype not in _HALF:
-        return f"{shape.dtype} is not a type of 16 bits"
-    if shape.layout != "nd":
-        return "it reads ND caches only"
+    reason = _cache_refusal(shape)
+    if reason is not None:
+        return reason
     return None if shape.head_dim <= 768 else f"heads of {shape.head_dim} are more than 768"

@@ -6,6 +6,7 @@ What a candidate may take for granted is done here: no empty tensors, contiguous
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -269,7 +270,7 @@ class NpuOps(Ops):
         layouts: tuple[Layout, ...] = ("nz", "nd")
         for candidate in self._attention["decode"].available:
             for layout in layouts:
-                if candidate.refusal(_with_layout(shape, layout)) is None and self._can_store(layout, shape.dtype):
+                if candidate.refusal(replace(shape, layout=layout)) is None and self._can_store(layout, shape.dtype):
                     return layout
         raise NoCandidate(f"no way of decoding is left for {shape}")
 
@@ -281,7 +282,3 @@ def is_atb(candidate: str) -> bool:
     """Whether a candidate is an op of ATB, told by its name."""
     record = op_records().get(candidate.partition(" ")[0])
     return record is not None and record.namespace == "atb"
-
-
-def _with_layout(shape: HeadShape, layout: Layout) -> HeadShape:
-    return HeadShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, layout, shape.dtype)
