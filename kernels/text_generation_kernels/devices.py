@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from text_generation_kernels.cpu.device import CpuDevice
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.device import NpuDevice, NpuOptions
 from text_generation_kernels.npu_probe import NpuProbe, load_torch_npu, probe_npu, versions
@@ -92,7 +93,7 @@ def _npu_device(rank: int, options: NpuOptions, kv_dtype: torch.dtype | None, qu
     device = NpuDevice(load_torch_npu(), rank, options)
     dtype = device.ops.activation_dtype
     if kv_dtype not in (None, dtype):
-        name = str(dtype).removeprefix("torch.")
+        name = dtype_name(dtype)
         raise ValueError(
             f"on the NPU keys and values are kept in {name}, as activations are; leave --kv-cache-dtype out"
         )

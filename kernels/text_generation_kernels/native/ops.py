@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import (
     CaptureRefused,
     Filters,
@@ -75,7 +76,9 @@ class NativeCpuOps(Ops):
         int8_group_size: int | None = None,
     ) -> None:
         if kv_dtype not in _KV_FORMATS:
-            raise ValueError(f"keys and values cannot be kept in {_name(kv_dtype)} on the CPU; use float32 or bfloat16")
+            raise ValueError(
+                f"keys and values cannot be kept in {dtype_name(kv_dtype)} on the CPU; use float32 or bfloat16"
+            )
         self.team = Team(library, num_threads, instruction_set)
         self._caller = Team(library, 1, instruction_set)  # the calling thread by itself
         self.kv_dtype = kv_dtype
@@ -90,7 +93,7 @@ class NativeCpuOps(Ops):
     @property
     def description(self) -> str:
         threads = "1 thread" if self.team.num_threads == 1 else f"{self.team.num_threads} threads"
-        return f"native {self.team.instruction_set} kernels, {threads}, keys and values in {_name(self.kv_dtype)}"
+        return f"native {self.team.instruction_set} kernels, {threads}, keys and values in {dtype_name(self.kv_dtype)}"
 
     def can_embed(self, weight: PackedWeight) -> bool:
         panels: Panels = weight.data
@@ -124,7 +127,7 @@ class NativeCpuOps(Ops):
             num_rows, width = weight.out_features, weight.in_features
         else:
             if weight.dtype not in FORMATS:
-                raise KernelError(f"embedding: weight is {_name(weight.dtype)}; use float32, bfloat16 or float16")
+                raise KernelError(f"embedding: weight is {dtype_name(weight.dtype)}; use float32, bfloat16 or float16")
             _check("embedding", "weight", weight, weight.dtype, (None, None))
             table, form, stride = weight, FORMATS[weight.dtype], weight.stride(0)
             num_rows, width = weight.shape
@@ -365,7 +368,9 @@ class StepArguments:
 def _check(op: str, name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
     """Raise KernelError unless x is a host tensor of this dtype and shape (None: any), dense in its last dimension."""
     if x.dtype is not dtype or x.device.type != "cpu":
-        raise KernelError(f"{op}: {name} is {_name(x.dtype)} on {x.device.type}; it must be {_name(dtype)} on the CPU")
+        raise KernelError(
+            f"{op}: {name} is {dtype_name(x.dtype)} on {x.device.type}; it must be {dtype_name(dtype)} on the CPU"
+        )
     if len(x.shape) != len(shape) or any(
         wanted is not None and size != wanted for size, wanted in zip(x.shape, shape, strict=True)
     ):
@@ -396,7 +401,3 @@ def _check_heads(
 
 def _padded(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

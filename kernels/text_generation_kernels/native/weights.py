@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import PackedWeight
 from text_generation_kernels.native.library import Format, KernelError, Library
 
@@ -131,4 +132,4 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _describe(x: Tensor) -> str:
-    return f"a {str(x.dtype).removeprefix('torch.')} tensor of shape {list(x.shape)}"
+    return f"a {dtype_name(x.dtype)} tensor of shape {list(x.shape)}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import StepMetadata
 from text_generation_kernels.npu.candidates import Candidate, Choice
 from text_generation_kernels.npu.kv_cache import Layout, NpuKVCache
@@ -37,7 +38,7 @@ class HeadShape:
 
     def __str__(self) -> str:
         heads = f"{self.num_heads} heads over {self.num_kv_heads} of {self.head_dim}"
-        name = str(self.dtype).removeprefix("torch.")
+        name = dtype_name(self.dtype)
         return f"{heads}, {name}, blocks of {self.block_size} in {self.layout}"
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import KVCache
 from text_generation_kernels.npu.candidates import Choice
 from text_generation_kernels.npu.schemas import InstalledOps
@@ -69,7 +70,7 @@ class StoreShape:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} in {self.layout}"
+        return f"{dtype_name(self.dtype)} in {self.layout}"
 
 
 # (k, v, cache, slots): k and v contiguous [num_tokens, num_kv_heads, head_dim], slots int32 within the cache.
@@ -124,7 +125,7 @@ def _atb_refusal(family: Family) -> Callable[[StoreShape], str | None]:
 
     def refusal(shape: StoreShape) -> str | None:
         if shape.dtype.itemsize != 2:
-            return f"{str(shape.dtype).removeprefix('torch.')} is not a type of 16 bits"
+            return f"{dtype_name(shape.dtype)} is not a type of 16 bits"
         return None if shape.layout == layout else f"on this chip it is for caches in {layout}"
 
     return refusal

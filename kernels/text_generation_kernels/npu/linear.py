@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.npu.candidates import Choice
 from text_generation_kernels.npu.schemas import InstalledOps
 from text_generation_kernels.npu.soc import Family
@@ -22,7 +23,7 @@ class LinearShape:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {self.layout}"
+        return f"{dtype_name(self.dtype)} {self.layout}"
 
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.npu.candidates import Choice
 from text_generation_kernels.npu.schemas import InstalledOps
 from text_generation_kernels.npu.soc import Family
@@ -23,7 +24,7 @@ class NormShape:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{self.size} {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.size} {dtype_name(self.dtype)}"
 
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]  # (x, weight, eps)

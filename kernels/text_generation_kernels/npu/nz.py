@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import PackedWeight
 from text_generation_kernels.npu.kv_cache import FRACTAL_NZ
 from text_generation_kernels.npu.soc import Family
@@ -50,7 +51,7 @@ def storage_elements(rows: int, columns: int, itemsize: int) -> int:
 def ineligible(shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
     """Why a weight of this shape is not to be cast; None: it may be tried."""
     if dtype not in (torch.float16, torch.bfloat16, torch.int8):
-        return f"{str(dtype).removeprefix('torch.')} is never in NZ"
+        return f"{dtype_name(dtype)} is never in NZ"
     if len(shape) != 2:
         return f"{len(shape)} dimensions are not two"
     rows, columns = shape
