@@ -16,6 +16,15 @@ INT_MAX = 2147483647
 MASK_DTYPES = (torch.bool, torch.int8, torch.uint8)
 
 
+class Mask(NamedTuple):
+    """What an op of CANN is told about who sees whom."""
+
+    tensor: Tensor | None
+    sparse_mode: int
+    pre_tokens: int
+    next_tokens: int
+
+
 class Attended(NamedTuple):
     """One sequence's attention, in float32."""
 
@@ -61,6 +70,31 @@ def attend(
     return Attended(out, by_token(maximum), by_token(total))
 
 
+def by_batch(tensor: Tensor, layout: str, heads: int) -> Tensor:
+    """[batch, length, heads, head_dim] of a padded layout."""
+    if layout == "BSH":
+        return tensor.view(*tensor.shape[:2], heads, -1)
+    return tensor.transpose(1, 2) if layout == "BNSD" else tensor
+
+
+def as_layout(batch: Tensor, layout: str) -> Tensor:
+    """A padded layout of [batch, length, heads, head_dim]."""
+    if layout == "BSH":
+        return batch.flatten(2)
+    return batch.transpose(1, 2).contiguous() if layout == "BNSD" else batch
+
+
+def padded_lengths(call: Call, name: str, given: Sequence[int] | None, num_rows: int, longest: int) -> list[int]:
+    """The lengths of a padded layout's rows: one for each, one for all, or none given where all are the longest."""
+    lengths = [longest] if given is None else list(given)
+    lengths = lengths * num_rows if len(lengths) == 1 else lengths
+    call.require(
+        len(lengths) == num_rows and all(0 <= length <= longest for length in lengths),
+        f"{name} must be {num_rows} lengths of at most {longest}, got {lengths}",
+    )
+    return lengths
+
+
 def lengths_of(cumulative: Sequence[int]) -> list[int]:
     """Differences of ends without a leading zero."""
     return [end - start for start, end in itertools.pairwise([0, *cumulative])]
@@ -73,6 +107,13 @@ def check_cumulative(call: Call, name: str, ends: Sequence[int], total: int) -> 
     call.require(
         ends[-1] == total, f"{name} must be cumulative and end with the number of rows {total}, got {list(ends)}"
     )
+
+
+def check_dtypes(call: Call, query: Tensor, *others: Tensor) -> None:
+    allowed = "float16 or bfloat16" if call.soc.has_bfloat16 else "float16"
+    call.require(query.dtype in (torch.float16, torch.bfloat16), f"query must be {allowed}, got {query.dtype}")
+    dtypes = [tensor.dtype for tensor in (query, *others)]
+    call.require(len(set(dtypes)) == 1, f"dtypes differ: {', '.join(map(str, dtypes))}")
 
 
 def check_heads(call: Call, num_heads: int, num_kv_heads: int) -> None:
@@ -124,6 +165,23 @@ def causal(num_tokens: int, kv_len: int, to_the_end: bool = True) -> Tensor:
     return torch.ones(num_tokens, kv_len, dtype=torch.bool, device="cpu").triu(1 + shift)
 
 
+def check_mask(call: Call, mask: Mask) -> None:
+    """Whether a mask is of the kind that its sparse_mode wants."""
+    tensor, mode = mask.tensor, mask.sparse_mode
+    call.require(mode in (0, 1, 2, 3, 4), f"sparse_mode must be 0..4, got {mode}")
+    is_compressed = mode in (2, 3, 4)
+    call.require_loud(
+        tensor is not None or not is_compressed,
+        f"sparse_mode {mode} needs the compressed mask: without one it is ignored, and every token sees all",
+    )
+    if tensor is None:
+        return
+    if is_compressed:
+        check_compressed_mask(call, tensor)
+    else:
+        call.require(tensor.dtype in MASK_DTYPES, f"atten_mask must be bool, int8 or uint8, got {tensor.dtype}")
+
+
 def check_compressed_mask(call: Call, mask: Tensor) -> None:
     """The fixed mask of 2048 x 2048: 1 above the diagonal, which means hidden."""
     call.require(mask.dtype in MASK_DTYPES, f"atten_mask must be bool, int8 or uint8, got {mask.dtype}")
@@ -158,6 +216,28 @@ def band(num_tokens: int, kv_len: int, pre_tokens: int, next_tokens: int) -> Ten
     """True outside the band: further back than pre_tokens, or further ahead than next_tokens."""
     distance = torch.arange(kv_len, device="cpu") - torch.arange(num_tokens, device="cpu")[:, None]
     return (distance > next_tokens) | (distance < -pre_tokens)
+
+
+def hidden_by(call: Call, mask: Mask, row: int, num_tokens: int, kv_len: int) -> Tensor | None:
+    """[num_tokens, kv_len] bool, True where a mask hides keys from the tokens of one sequence; None: nowhere."""
+    tensor, mode, pre_tokens, next_tokens = mask
+    if tensor is None:
+        return None
+    if mode in (2, 3):
+        return spread_compressed(call, tensor, num_tokens, kv_len, to_the_end=mode == 3)
+    if mode == 4:
+        # A band around the diagonal that ends in the lower right corner.
+        shift = kv_len - num_tokens
+        return band(num_tokens, kv_len, pre_tokens - shift, next_tokens + shift)
+    values = call.read(tensor).bool()
+    plane = values.reshape(-1, *values.shape[-2:])
+    plane = plane[row if len(plane) > 1 else 0]
+    call.require(
+        plane.shape[0] >= num_tokens and plane.shape[1] >= kv_len,
+        f"the mask {tuple(tensor.shape)} is smaller than {num_tokens} x {kv_len}",
+    )
+    hidden = plane[:num_tokens, :kv_len]
+    return hidden if mode == 1 else hidden | band(num_tokens, kv_len, pre_tokens, next_tokens)
 
 
 def pages(cache: Tensor, table: Tensor, kv_len: int, block_size: int) -> Tensor:

@@ -9,79 +9,23 @@ from torch import Tensor
 
 from text_generation_npu_emulator.kernels.attention_math import (
     INT_MAX,
-    MASK_DTYPES,
+    Mask,
+    as_layout,
     attend,
-    band,
+    by_batch,
     check_block_table,
-    check_compressed_mask,
     check_contiguous,
     check_cumulative,
+    check_dtypes,
     check_heads,
+    check_mask,
+    hidden_by,
     lengths_of,
+    padded_lengths,
     pages,
-    spread_compressed,
 )
 from text_generation_npu_emulator.launch import Call
 from text_generation_npu_emulator.operators import kernel
-
-
-def _by_batch(tensor: Tensor, layout: str, heads: int) -> Tensor:
-    """[batch, length, heads, head_dim] of a padded layout."""
-    if layout == "BSH":
-        return tensor.view(*tensor.shape[:2], heads, -1)
-    return tensor.transpose(1, 2) if layout == "BNSD" else tensor
-
-
-def _as_layout(batch: Tensor, layout: str) -> Tensor:
-    if layout == "BSH":
-        return batch.flatten(2)
-    return batch.transpose(1, 2).contiguous() if layout == "BNSD" else batch
-
-
-def _check_dtypes(call: Call, query: Tensor, key: Tensor, value: Tensor) -> None:
-    allowed = (torch.float16,) if call.soc.only_saturates else (torch.float16, torch.bfloat16)
-    call.require(query.dtype in allowed, f"query must be {' or '.join(str(d) for d in allowed)}, got {query.dtype}")
-    call.require(key.dtype == value.dtype == query.dtype, f"dtypes differ: {query.dtype}, {key.dtype}, {value.dtype}")
-
-
-def _hidden(
-    call: Call,
-    mask: Tensor | None,
-    row: int,
-    num_tokens: int,
-    kv_len: int,
-    sparse_mode: int,
-    pre_tokens: int,
-    next_tokens: int,
-) -> Tensor | None:
-    if mask is None:
-        return None
-    if sparse_mode in (2, 3):
-        return spread_compressed(call, mask, num_tokens, kv_len, to_the_end=sparse_mode == 3)
-    if sparse_mode == 4:
-        shift = kv_len - num_tokens
-        return band(num_tokens, kv_len, pre_tokens - shift, next_tokens + shift)
-    values = call.read(mask).bool()
-    plane = values.reshape(-1, *values.shape[-2:])
-    plane = plane[row if len(plane) > 1 else 0]
-    call.require(
-        plane.shape[0] >= num_tokens and plane.shape[1] >= kv_len,
-        f"the mask {tuple(mask.shape)} is smaller than {num_tokens} x {kv_len}",
-    )
-    hidden = plane[:num_tokens, :kv_len]
-    return hidden if sparse_mode == 1 else hidden | band(num_tokens, kv_len, pre_tokens, next_tokens)
-
-
-def _check_mask(call: Call, mask: Tensor | None, sparse_mode: int) -> None:
-    call.require(sparse_mode in (0, 1, 2, 3, 4), f"sparse_mode must be 0..4, got {sparse_mode}")
-    if sparse_mode in (2, 3, 4):
-        call.require_loud(
-            mask is not None, f"sparse_mode {sparse_mode} without a mask is ignored: every token sees all"
-        )
-        if mask is not None:
-            check_compressed_mask(call, mask)
-    elif mask is not None:
-        call.require(mask.dtype in MASK_DTYPES, f"the mask must be bool, int8 or uint8, got {mask.dtype}")
 
 
 @kernel("npu_prompt_flash_attention")
@@ -103,10 +47,11 @@ def prompt_flash_attention(
 ) -> Tensor:
     """Prefill. next_tokens is 0 unless it is given, and has no effect without a mask."""
     num_kv_heads = num_key_value_heads or num_heads
-    _check_dtypes(call, query, key, value)
+    check_dtypes(call, query, key, value)
     check_contiguous(call, query=query, key=key, value=value)
     check_heads(call, num_heads, num_kv_heads)
-    _check_mask(call, atten_mask, sparse_mode)
+    mask = Mask(atten_mask, sparse_mode, pre_tokens, next_tokens)
+    check_mask(call, mask)
     call.require(query.numel() > 0, "query is empty")
     call.require_loud(
         atten_mask is not None or next_tokens != 0,
@@ -123,24 +68,18 @@ def prompt_flash_attention(
         call.require(next_tokens in (0, INT_MAX), f"next_tokens must be 0 or {INT_MAX}, got {next_tokens}")
         call.require(pre_tokens in (INT_MAX, 2147473647), f"pre_tokens must be its default, got {pre_tokens}")
     if input_layout == "TND":
-        return _varlen(
-            call,
-            (query, key, value),
-            (actual_seq_lengths, actual_seq_lengths_kv),
-            scale_value,
-            (atten_mask, sparse_mode, pre_tokens, next_tokens),
-        )[0]
+        return _varlen(call, (query, key, value), (actual_seq_lengths, actual_seq_lengths_kv), scale_value, mask)[0]
     call.require(input_layout in ("BSH", "BSND", "BNSD"), f"input_layout {input_layout!r} is not emulated")
-    q = _by_batch(call.read(query), input_layout, num_heads)
-    k, v = (_by_batch(call.read(t), input_layout, num_kv_heads) for t in (key, value))
+    q = by_batch(call.read(query), input_layout, num_heads)
+    k, v = (by_batch(call.read(t), input_layout, num_kv_heads) for t in (key, value))
     _check_batch(call, q, k, num_heads, num_kv_heads)
-    q_lengths = _lengths(call, actual_seq_lengths, len(q), q.shape[1])
-    kv_lengths = _lengths(call, actual_seq_lengths_kv, len(q), k.shape[1])
+    q_lengths = padded_lengths(call, "actual_seq_lengths", actual_seq_lengths, len(q), q.shape[1])
+    kv_lengths = padded_lengths(call, "actual_seq_lengths_kv", actual_seq_lengths_kv, len(q), k.shape[1])
     out = torch.zeros(*q.shape[:3], v.shape[-1], device="cpu")
     for row, (n, m) in enumerate(zip(q_lengths, kv_lengths, strict=True)):
-        hidden = _hidden(call, atten_mask, row, n, m, sparse_mode, pre_tokens, next_tokens)
+        hidden = hidden_by(call, mask, row, n, m)
         out[row, :n] = attend(q[row, :n], k[row, :m], v[row, :m], scale_value, hidden).out
-    return _as_layout(out, input_layout).to(query.dtype)
+    return as_layout(out, input_layout).to(query.dtype)
 
 
 def _check_batch(call: Call, q: Tensor, k: Tensor, num_heads: int, num_kv_heads: int) -> None:
@@ -155,22 +94,12 @@ def _check_batch(call: Call, q: Tensor, k: Tensor, num_heads: int, num_kv_heads:
     )
 
 
-def _lengths(call: Call, lengths: Sequence[int] | None, num_rows: int, longest: int) -> list[int]:
-    given = [longest] * num_rows if lengths is None else list(lengths)
-    given = given * num_rows if len(given) == 1 else given
-    call.require(
-        len(given) == num_rows and all(0 <= length <= longest for length in given),
-        f"{num_rows} lengths of at most {longest} are needed, got {given}",
-    )
-    return given
-
-
 def _varlen(
     call: Call,
     qkv: tuple[Tensor, Tensor, Tensor],
     ends: tuple[Sequence[int] | None, Sequence[int] | None],
     scale: float,
-    mask: tuple[Tensor | None, int, int, int],
+    mask: Mask,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(attention, maxima, sums) of sequences that lie one after the other."""
     q, k, v = (call.read(tensor) for tensor in qkv)
@@ -183,7 +112,7 @@ def _varlen(
     parts = []
     lengths = lengths_of(ends[0]), lengths_of(ends[1])
     for row, (qq, kk, vv) in enumerate(zip(q.split(lengths[0]), k.split(lengths[1]), v.split(lengths[1]), strict=True)):
-        parts.append(attend(qq, kk, vv, scale, _hidden(call, mask[0], row, len(qq), len(kk), *mask[1:])))
+        parts.append(attend(qq, kk, vv, scale, hidden_by(call, mask, row, len(qq), len(kk))))
     out, maxima, sums = (torch.cat(list(column)) for column in zip(*parts, strict=True))
     return out.to(q.dtype), maxima, sums
 
@@ -206,20 +135,20 @@ def incre_flash_attention(
 ) -> Tensor:
     """Decode: one query token for each sequence."""
     num_kv_heads = num_key_value_heads or num_heads
-    _check_dtypes(call, query, key, value)
+    check_dtypes(call, query, key, value)
     check_contiguous(call, query=query, key=key, value=value)
     check_heads(call, num_heads, num_kv_heads)
     call.require(input_layout in ("BSH", "BSND", "BNSD"), f"input_layout {input_layout!r} is not supported")
     call.require(inner_precise in (0, 1), f"inner_precise must be 0 or 1, got {inner_precise}")
     call.require(atten_mask is None, "a mask is not emulated; give lengths")
-    q = _by_batch(call.read(query), input_layout, num_heads)
+    q = by_batch(call.read(query), input_layout, num_heads)
     num_rows, num_tokens, _, head_dim = q.shape
     call.require(num_tokens == 1, f"one query token for each sequence, got {num_tokens}")
     if call.soc.family == "310P":
         call.require(num_rows <= 256, f"at most 256 sequences, got {num_rows}")
     if block_table is None:
-        k, v = (_by_batch(call.read(t), input_layout, num_kv_heads) for t in (key, value))
-        lengths = _lengths(call, actual_seq_lengths, num_rows, k.shape[1])
+        k, v = (by_batch(call.read(t), input_layout, num_kv_heads) for t in (key, value))
+        lengths = padded_lengths(call, "actual_seq_lengths", actual_seq_lengths, num_rows, k.shape[1])
         _check_longest(call, lengths)
         rows = [attend(q[i], k[i, :n], v[i, :n], scale_value).out for i, n in enumerate(lengths)]
     else:
@@ -233,7 +162,7 @@ def incre_flash_attention(
             attend(q[i], pages(k, table[i], n, block_size), pages(v, table[i], n, block_size), scale_value).out
             for i, n in enumerate(actual_seq_lengths)
         ]
-    return _as_layout(torch.stack(rows), input_layout).to(query.dtype)
+    return as_layout(torch.stack(rows), input_layout).to(query.dtype)
 
 
 def _check_longest(call: Call, lengths: Sequence[int]) -> None:
@@ -278,20 +207,15 @@ def fusion_attention(
     sparse_mode: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]:
     """(attention, maxima, sums, nothing, seed, offset, length of a random mask)."""
-    _check_dtypes(call, query, key, value)
+    check_dtypes(call, query, key, value)
     call.require(input_layout == "TND", f"input_layout {input_layout!r} is not emulated")
     call.require(keep_prob == 1, "dropout is not emulated")
     call.require(query.shape[1] == head_num, f"query has {query.shape[1]} heads, head_num is {head_num}")
     call.require(query.shape[2] <= 768, f"the head size may be 768, got {query.shape[2]}")
     check_heads(call, head_num, key.shape[1])
-    _check_mask(call, atten_mask, sparse_mode)
+    mask = Mask(atten_mask, sparse_mode, pre_tockens, next_tockens)
+    check_mask(call, mask)
     call.require(len(actual_seq_qlen or ()) <= 1024, "at most 1024 sequences in TND")
-    out, maxima, sums = _varlen(
-        call,
-        (query, key, value),
-        (actual_seq_qlen, actual_seq_kvlen),
-        scale,
-        (atten_mask, sparse_mode, pre_tockens, next_tockens),
-    )
+    out, maxima, sums = _varlen(call, (query, key, value), (actual_seq_qlen, actual_seq_kvlen), scale, mask)
     eight = (maxima[..., None].expand(-1, -1, 8), sums[..., None].expand(-1, -1, 8))
     return out, eight[0].contiguous(), eight[1].contiguous(), torch.empty(0, device="cpu"), 0, 0, 0

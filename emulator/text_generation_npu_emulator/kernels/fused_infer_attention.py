@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from text_generation_npu_emulator.kernels.attention_math import (
-    MASK_DTYPES,
+    Mask,
+    as_layout,
     attend,
-    band,
+    by_batch,
     check_block_table,
-    check_compressed_mask,
     check_contiguous,
     check_cumulative,
+    check_dtypes,
     check_heads,
+    check_mask,
+    hidden_by,
     lengths_of,
+    padded_lengths,
     pages,
-    spread_compressed,
 )
 from text_generation_npu_emulator.launch import Call
 from text_generation_npu_emulator.operators import kernel
@@ -37,17 +40,14 @@ class _Arguments:
     query: Tensor
     key: Tensor
     value: Tensor
-    atten_mask: Tensor | None
+    mask: Mask
     q_lengths: Sequence[int] | None
     kv_lengths: Sequence[int] | None
     block_table: Tensor | None
     num_heads: int
     num_kv_heads: int
     scale: float
-    pre_tokens: int
-    next_tokens: int
     layout: str
-    sparse_mode: int
     block_size: int
     inner_precise: int
     wants_lse: bool
@@ -66,9 +66,7 @@ def _check(call: Call, a: _Arguments) -> int:
     """Checks what does not depend on the lengths; the head size."""
     call.require(a.layout in _LAYOUTS, f"input_layout {a.layout!r} is not emulated; use one of {', '.join(_LAYOUTS)}")
     check_contiguous(call, query=a.query, key=a.key, value=a.value)
-    dtype = a.query.dtype
-    call.require(dtype in (torch.float16, torch.bfloat16), f"query must be float16 or bfloat16, got {dtype}")
-    call.require(a.key.dtype == a.value.dtype == dtype, f"dtypes differ: {dtype}, {a.key.dtype}, {a.value.dtype}")
+    check_dtypes(call, a.query, a.key, a.value)
     call.require(a.query.numel() > 0, "query is empty")
     check_heads(call, a.num_heads, a.num_kv_heads)
     rank = {"BSH": 3, "TND": 3}.get(a.layout, 4)
@@ -89,25 +87,9 @@ def _check(call: Call, a: _Arguments) -> int:
     else:
         call.require(head_dim % 16 == 0 and head_dim <= 512, f"the head size must be 16..512 by 16, got {head_dim}")
     call.require(a.inner_precise in (0, 1, 2, 3), f"inner_precise must be 0..3, got {a.inner_precise}")
-    call.require(a.sparse_mode in (0, 1, 2, 3, 4), f"sparse_mode must be 0..4, got {a.sparse_mode}")
-    _check_mask(call, a)
+    check_mask(call, a.mask)
+    call.require(a.mask.sparse_mode != 1 or a.mask.tensor is not None, "sparse_mode 1 needs a mask")
     return head_dim
-
-
-def _check_mask(call: Call, a: _Arguments) -> None:
-    if a.sparse_mode in (2, 3, 4):
-        call.require_loud(
-            a.atten_mask is not None,
-            f"sparse_mode {a.sparse_mode} needs the compressed mask: without one it is ignored, and all is seen",
-        )
-        if a.atten_mask is not None:
-            check_compressed_mask(call, a.atten_mask)
-    elif a.atten_mask is not None:
-        call.require(
-            a.atten_mask.dtype in MASK_DTYPES, f"atten_mask must be bool, int8 or uint8, got {a.atten_mask.dtype}"
-        )
-    elif a.sparse_mode == 1:
-        call.refuse("sparse_mode 1 needs a mask")
 
 
 def _check_block_size(call: Call, a: _Arguments, is_prefill: bool) -> None:
@@ -138,13 +120,6 @@ def _paged(call: Call, a: _Arguments, cache: Tensor, name: str, head_dim: int) -
     return host.transpose(1, 2)
 
 
-def _by_batch(tensor: Tensor, layout: str, heads: int) -> Tensor:
-    """[batch, length, heads, head_dim] of a padded layout."""
-    if layout == "BSH":
-        return tensor.view(*tensor.shape[:2], heads, -1)
-    return tensor.transpose(1, 2) if layout == "BNSD" else tensor
-
-
 def _sequences(call: Call, a: _Arguments, head_dim: int) -> list[_Sequence]:
     queries = _queries(call, a)
     num_rows = len(queries)
@@ -167,15 +142,10 @@ def _sequences(call: Call, a: _Arguments, head_dim: int) -> list[_Sequence]:
         lengths = lengths_of(a.kv_lengths)
         call.require(len(lengths) == num_rows, f"{len(lengths)} lengths of keys for {num_rows} sequences")
         return [_Sequence(q, kk, vv) for q, kk, vv in zip(queries, k.split(lengths), v.split(lengths), strict=True)]
-    k, v = _by_batch(k, a.layout, a.num_kv_heads), _by_batch(v, a.layout, a.num_kv_heads)
+    k, v = by_batch(k, a.layout, a.num_kv_heads), by_batch(v, a.layout, a.num_kv_heads)
     call.require(len(k) == num_rows, f"key has {len(k)} sequences, query {num_rows}")
     call.require(k.shape[2] == a.num_kv_heads, f"key has {k.shape[2]} heads, num_key_value_heads {a.num_kv_heads}")
-    lengths = list(a.kv_lengths) if a.kv_lengths is not None else [k.shape[1]] * num_rows
-    lengths = lengths * num_rows if len(lengths) == 1 else lengths
-    call.require(
-        len(lengths) == num_rows and all(0 <= length <= k.shape[1] for length in lengths),
-        f"actual_seq_lengths_kv must be {num_rows} lengths of at most {k.shape[1]}, got {lengths}",
-    )
+    lengths = padded_lengths(call, "actual_seq_lengths_kv", a.kv_lengths, num_rows, k.shape[1])
     return [_Sequence(q, kk[:n], vv[:n]) for q, kk, vv, n in zip(queries, k, v, lengths, strict=True)]
 
 
@@ -187,35 +157,9 @@ def _queries(call: Call, a: _Arguments) -> list[Tensor]:
         call.require(len(a.q_lengths) <= _MAX_SEQUENCES, f"at most {_MAX_SEQUENCES} sequences, got {len(a.q_lengths)}")
         check_cumulative(call, "actual_seq_lengths", a.q_lengths, len(q))
         return list(q.split(lengths_of(a.q_lengths)))
-    batch = _by_batch(q, a.layout, a.num_heads)
-    lengths = list(a.q_lengths) if a.q_lengths is not None else [batch.shape[1]] * len(batch)
-    lengths = lengths * len(batch) if len(lengths) == 1 else lengths
-    call.require(
-        len(lengths) == len(batch) and all(0 <= length <= batch.shape[1] for length in lengths),
-        f"actual_seq_lengths must be {len(batch)} lengths of at most {batch.shape[1]}, got {lengths}",
-    )
+    batch = by_batch(q, a.layout, a.num_heads)
+    lengths = padded_lengths(call, "actual_seq_lengths", a.q_lengths, len(batch), batch.shape[1])
     return [rows[:length] for rows, length in zip(batch, lengths, strict=True)]
-
-
-def _hidden(call: Call, a: _Arguments, row: int, num_tokens: int, kv_len: int) -> Tensor | None:
-    mask = a.atten_mask
-    if mask is None:
-        return None
-    if a.sparse_mode in (2, 3):
-        return spread_compressed(call, mask, num_tokens, kv_len, to_the_end=a.sparse_mode == 3)
-    if a.sparse_mode == 4:
-        # A band around the diagonal that ends in the lower right corner.
-        shift = kv_len - num_tokens
-        return band(num_tokens, kv_len, a.pre_tokens - shift, a.next_tokens + shift)
-    values = call.read(mask).bool()
-    plane = values.reshape(-1, *values.shape[-2:])
-    plane = plane[row if len(plane) > 1 else 0]
-    call.require(
-        plane.shape[0] >= num_tokens and plane.shape[1] >= kv_len,
-        f"the mask {tuple(mask.shape)} is smaller than {num_tokens} x {kv_len}",
-    )
-    hidden = plane[:num_tokens, :kv_len]
-    return hidden if a.sparse_mode == 1 else hidden | band(num_tokens, kv_len, a.pre_tokens, a.next_tokens)
 
 
 def _compute(call: Call, a: _Arguments) -> tuple[Tensor, Tensor]:
@@ -223,7 +167,7 @@ def _compute(call: Call, a: _Arguments) -> tuple[Tensor, Tensor]:
     sequences = _sequences(call, a, head_dim)
     rows, sums = [], []
     for row, sequence in enumerate(sequences):
-        hidden = _hidden(call, a, row, len(sequence.q), len(sequence.k))
+        hidden = hidden_by(call, a.mask, row, len(sequence.q), len(sequence.k))
         if hidden is not None and a.inner_precise < 2:
             call.require_loud(
                 not bool(hidden.all(-1).any()), f"row {row} has a token that sees nothing: inner_precise must be 2 or 3"
@@ -240,13 +184,11 @@ def _arranged(call: Call, a: _Arguments, rows: list[Tensor]) -> Tensor:
     """The rows in the layout of the query; what lies beyond a length is not written."""
     if a.layout == "TND":
         return torch.cat(rows)
-    batch = _by_batch(call.read(a.query), a.layout, a.num_heads)
+    batch = by_batch(call.read(a.query), a.layout, a.num_heads)
     padded = torch.zeros(*batch.shape[:3], rows[0].shape[-1], device="cpu")
     for target, values in zip(padded, rows, strict=True):
         target[: len(values)] = values
-    if a.layout == "BSH":
-        return padded.flatten(2)
-    return padded.transpose(1, 2).contiguous() if a.layout == "BNSD" else padded
+    return as_layout(padded, a.layout)
 
 
 def _give(
@@ -293,17 +235,14 @@ def fused_infer_attention_score(
         query,
         key,
         value,
-        atten_mask,
+        Mask(atten_mask, sparse_mode, pre_tokens, next_tokens),
         actual_seq_lengths,
         actual_seq_lengths_kv,
         block_table,
         num_heads,
         num_key_value_heads or num_heads,
         scale,
-        pre_tokens,
-        next_tokens,
         input_layout,
-        sparse_mode,
         block_size,
         inner_precise,
         softmax_lse_flag,
@@ -339,17 +278,14 @@ def fused_infer_attention_score_v2(
         query,
         key,
         value,
-        atten_mask,
+        Mask(atten_mask, sparse_mode, pre_tokens, next_tokens),
         actual_seq_qlen,
         actual_seq_kvlen,
         block_table,
         num_query_heads,
         num_key_value_heads or num_query_heads,
         softmax_scale,
-        pre_tokens,
-        next_tokens,
         input_layout,
-        sparse_mode,
         block_size,
         inner_precise,
         return_softmax_lse,
