@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
+from tests.kernels.filters import Wanted
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 from text_generation_kernels import sampling
 from text_generation_kernels.cpu.ops import CpuOps
@@ -44,14 +44,6 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     if isinstance(request.param, Implementation):
         return request.param.make().ops
     return REFERENCE if request.param == "reference" else TensorOps()
-
-
-@dataclass(frozen=True)
-class Wanted:
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    typical_p: float = 1.0
 
 
 @st.composite

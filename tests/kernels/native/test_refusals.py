@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.kernels.filters import Wanted
 from tests.kernels.implementations import library_or_skip
 from tests.kernels.paged_steps import ROWS, Heads, build_step
 from text_generation_kernels.interface import CaptureRefused, KVCache, Ops, StepInputs, StepMetadata
@@ -20,14 +21,6 @@ from text_generation_kernels.native.ops import NativeCpuOps
 def ops() -> NativeCpuOps:
     library = library_or_skip()
     return NativeCpuOps(library, 1, library.instruction_sets[0])
-
-
-@dataclass(frozen=True)
-class Warm:
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    typical_p: float = 1.0
 
 
 def f(*shape: int) -> torch.Tensor:
@@ -61,10 +54,10 @@ REFUSALS: dict[str, tuple[Callable[[NativeCpuOps], object], str]] = {
     "best of less than none": (lambda ops: ops.top_k(f(2, 7), [0], -1), "top_k: the -1 best of 7"),
     "best of another row": (lambda ops: ops.top_k(f(2, 7), [0, 2], 1), "top_k: id 2 at 1 is outside"),
     "no vocabulary": (lambda ops: ops.most_likely(f(2, 0)), "most_likely: a vocabulary of 0"),
-    "nothing to draw from": (lambda ops: ops.draw(f(2, 0), [0], [Warm()], [0.5]), "draw: a vocabulary of 0"),
-    "draw from another row": (lambda ops: ops.draw(f(2, 7), [-1], [Warm()], [0.5]), "draw: id -1 at 0 is outside"),
-    "draw without noise": (lambda ops: ops.draw(f(2, 7), [0], [Warm()], []), "1 filters and 0 uniforms for 1 rows"),
-    "no temperature": (lambda ops: ops.draw(f(2, 7), [0], [Warm(0.0)], [0.5]), "row 0 has no temperature above 0"),
+    "nothing to draw from": (lambda ops: ops.draw(f(2, 0), [0], [Wanted()], [0.5]), "draw: a vocabulary of 0"),
+    "draw from another row": (lambda ops: ops.draw(f(2, 7), [-1], [Wanted()], [0.5]), "draw: id -1 at 0 is outside"),
+    "draw without noise": (lambda ops: ops.draw(f(2, 7), [0], [Wanted()], []), "1 filters and 0 uniforms for 1 rows"),
+    "no temperature": (lambda ops: ops.draw(f(2, 7), [0], [Wanted(0.0)], [0.5]), "row 0 has no temperature above 0"),
     "block size 8": (lambda ops: ops.new_kv_cache(1, 8, 1, 8), "block size 8 is not supported"),
 }  # fmt: skip
 
@@ -186,7 +179,7 @@ ACCEPTED: dict[str, tuple[Callable[..., object], dict[str, torch.Tensor]]] = {
     ),
     "most_likely": (lambda ops, logits: ops.most_likely(logits), {"logits": f(2, 7)}),
     "top_k": (lambda ops, logits: ops.top_k(logits, [1], 3), {"logits": f(2, 7)}),
-    "draw": (lambda ops, logits: ops.draw(logits, [1], [Warm()], [0.5]), {"logits": f(2, 7)}),
+    "draw": (lambda ops, logits: ops.draw(logits, [1], [Wanted()], [0.5]), {"logits": f(2, 7)}),
 }
 SPOILT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another dtype": lambda x: x.double() if x.is_floating_point() else x.to(torch.int16),
