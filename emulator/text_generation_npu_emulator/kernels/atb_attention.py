@@ -12,6 +12,7 @@ from text_generation_npu_emulator.kernels.attention_math import (
     check_block_table,
     check_compressed_mask,
     check_contiguous,
+    check_dtypes,
     check_heads,
     host_lengths,
     pages,
@@ -28,17 +29,18 @@ _BFLOAT16_FACTOR = -10000.0
 _HIDDEN_BELOW = -5000.0
 
 
+def _check_heads_of_query(call: Call, query: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    check_heads(call, num_heads, num_kv_heads)
+    call.require(query.dim() == 3, f"query must be (tokens, heads, head size), got {tuple(query.shape)}")
+    call.require(query.shape[1] == num_heads, f"query has {query.shape[1]} heads, num_heads is {num_heads}")
+
+
 def _check_tokens(
     call: Call, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], num_heads: int, num_kv_heads: int
 ) -> None:
     check_contiguous(call, query=query, key=key, value=value)
-    check_heads(call, num_heads, num_kv_heads)
-    call.require(
-        query.dtype in (torch.float16, torch.bfloat16), f"query must be float16 or bfloat16, got {query.dtype}"
-    )
-    call.require(key.dtype == value.dtype == query.dtype, f"dtypes differ: {query.dtype}, {key.dtype}, {value.dtype}")
-    call.require(query.dim() == 3, f"query must be (tokens, heads, head size), got {tuple(query.shape)}")
-    call.require(query.shape[1] == num_heads, f"query has {query.shape[1]} heads, num_heads is {num_heads}")
+    check_dtypes(call, query, key, value)
+    _check_heads_of_query(call, query, num_heads, num_kv_heads)
     call.require(key.shape[1] == num_kv_heads, f"key has {key.shape[1]} heads, num_kv_heads is {num_kv_heads}")
     call.require(
         sum(lengths) == len(query) == len(key), f"seq_len must add up to {len(query)} tokens, got {sum(lengths)}"
@@ -52,13 +54,21 @@ def _check_tokens(
 
 
 def _each(
-    call: Call, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float, added: Tensor | None
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[int],
+    scale: float,
+    hidden: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """Sequences that lie one after the other; `added`: [longest, longest]."""
+    """Sequences that lie one after the other; `hidden` and `added`: [longest, longest]."""
     q, k, v = (call.read(tensor).split(lengths) for tensor in (query, key, value))
     parts = []
     for qq, kk, vv, n in zip(q, k, v, lengths, strict=True):
-        parts.append(attend(qq, kk, vv, scale, added=None if added is None else added[:n, :n]).out)
+        masks = [None if mask is None else mask[:n, :n] for mask in (hidden, added)]
+        parts.append(attend(qq, kk, vv, scale, *masks).out)
     return torch.cat(parts).to(query.dtype)
 
 
@@ -109,7 +119,7 @@ def flash_attention(
     lengths = host_lengths(call, "seq_len", seq_len)
     _check_tokens(call, query, key, value, lengths, num_heads, num_kv_heads)
     added = _added(call, mask, query, max(lengths))
-    call.store(out, _each(call, query, key, value, lengths, scale_value, added))
+    call.store(out, _each(call, query, key, value, lengths, scale_value, added=added))
 
 
 @kernel("_npu_flash_attention_v3", on_host=("seq_len",), nz=("mask",))
@@ -132,9 +142,8 @@ def flash_attention_v3(
     call.require(mask_type == 3, f"mask_type must be 3, got {mask_type}")
     call.require(mask.dtype == query.dtype, f"the mask must have query's dtype {query.dtype}, got {mask.dtype}")
     _check_fixed_mask(call, _nz_mask(call, mask))
-    q, k, v = (call.read(tensor).split(lengths) for tensor in (query, key, value))
-    parts = [attend(qq, kk, vv, scale_value, causal(len(qq), len(kk))).out for qq, kk, vv in zip(q, k, v, strict=True)]
-    call.store(out, torch.cat(parts).to(query.dtype))
+    hidden = causal(max(lengths), max(lengths))
+    call.store(out, _each(call, query, key, value, lengths, scale_value, hidden))
 
 
 def _check_fixed_mask(call: Call, plane: Tensor) -> None:
@@ -162,7 +171,7 @@ def flash_attention_unpad(
     """Without a mask: every token sees all of its sequence."""
     lengths = host_lengths(call, "seq_len", seq_len)
     _check_tokens(call, query, key, value, lengths, num_heads, num_kv_heads)
-    call.store(out, _each(call, query, key, value, lengths, scale_value, None))
+    call.store(out, _each(call, query, key, value, lengths, scale_value))
 
 
 def _cache(call: Call, cache: Tensor, name: str, num_kv_heads: int, head_dim: int) -> Tensor:
@@ -186,12 +195,8 @@ def _cache(call: Call, cache: Tensor, name: str, num_kv_heads: int, head_dim: in
 
 def _check_decode(call: Call, query: Tensor, out: Tensor, num_heads: int, num_kv_heads: int) -> None:
     check_contiguous(call, query=query, out=out)
-    check_heads(call, num_heads, num_kv_heads)
-    call.require(
-        query.dtype in (torch.float16, torch.bfloat16), f"query must be float16 or bfloat16, got {query.dtype}"
-    )
-    call.require(query.dim() == 3, f"query must be (sequences, heads, head size), got {tuple(query.shape)}")
-    call.require(query.shape[1] == num_heads, f"query has {query.shape[1]} heads, num_heads is {num_heads}")
+    check_dtypes(call, query)
+    _check_heads_of_query(call, query, num_heads, num_kv_heads)
     call.require(out.dtype == query.dtype, f"out must be {query.dtype}, got {out.dtype}")
 
 
@@ -215,11 +220,10 @@ def paged_attention(
     k = _cache(call, key_cache, "key_cache", num_kv_heads, head_dim)
     v = _cache(call, value_cache, "value_cache", num_kv_heads, head_dim)
     lengths = host_lengths(call, "context_lens", context_lens)
-    block_size = k.shape[1]
-    table = check_block_table(call, block_table, lengths, len(query), len(k), block_size)
+    table = check_block_table(call, block_table, lengths, len(query), k)
     q = call.read(query)
     rows = [
-        attend(q[i : i + 1], pages(k, table[i], n, block_size), pages(v, table[i], n, block_size), scale_value).out
+        attend(q[i : i + 1], pages(k, table[i], n), pages(v, table[i], n), scale_value).out
         for i, n in enumerate(lengths)
     ]
     call.store(out, torch.cat(rows).to(query.dtype))
@@ -288,8 +292,7 @@ def paged_attention_splitfuse(
     head_dim = query.shape[2]
     k = _cache(call, key_cache, "key_cache", num_kv_heads, head_dim)
     v = _cache(call, value_cache, "value_cache", num_kv_heads, head_dim)
-    block_size = k.shape[1]
-    table = check_block_table(call, block_table, kv_lens, len(q_lens), len(k), block_size)
+    table = check_block_table(call, block_table, kv_lens, len(q_lens), k)
     rows_of_mask = None
     if call.name.endswith("_v2"):
         call.require(mask_type == 5, f"mask_type must be 5, got {mask_type}")
@@ -311,7 +314,6 @@ def paged_attention_splitfuse(
             hidden = spread_compressed(call, mask, len(q), n, True) if is_compressed else causal(len(q), n)
         else:
             hidden = None
-        kk, vv = pages(k, table[i], n, block_size), pages(v, table[i], n, block_size)
-        parts.append(attend(q, kk, vv, scale_value, hidden, added).out)
+        parts.append(attend(q, pages(k, table[i], n), pages(v, table[i], n), scale_value, hidden, added).out)
         start += len(q)
     call.store(out, torch.cat(parts).to(query.dtype))

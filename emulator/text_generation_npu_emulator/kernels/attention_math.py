@@ -127,10 +127,8 @@ def check_contiguous(call: Call, **tensors: Tensor) -> None:
         call.require(tensor.is_contiguous(), f"{name} must be contiguous")
 
 
-def check_block_table(
-    call: Call, table: Tensor, kv_lens: Sequence[int], num_rows: int, num_blocks: int, block_size: int
-) -> Tensor:
-    """A table of pages, checked against the lengths; on the host, int64.
+def check_block_table(call: Call, table: Tensor, kv_lens: Sequence[int], num_rows: int, cache: Tensor) -> Tensor:
+    """A table of pages of a cache [num_blocks, block_size, ...], checked against the lengths; on the host, int64.
 
     A row that needs the same page twice was given a length that is not its own: a cumulative one, most likely.
     """
@@ -138,6 +136,7 @@ def check_block_table(
     call.require(table.dim() == 2, f"block_table must have two axes, got {tuple(table.shape)}")
     call.require(table.shape[0] == num_rows, f"block_table has {table.shape[0]} rows for {num_rows} sequences")
     call.require(len(kv_lens) == num_rows, f"{len(kv_lens)} lengths of keys for {num_rows} sequences")
+    num_blocks, block_size = cache.shape[:2]
     host = call.read(table).long()
     for row, length in enumerate(kv_lens):
         call.require(length >= 0, f"row {row}: length {length} is negative")
@@ -240,9 +239,9 @@ def hidden_by(call: Call, mask: Mask, row: int, num_tokens: int, kv_len: int) ->
     return hidden if mode == 1 else hidden | band(num_tokens, kv_len, pre_tokens, next_tokens)
 
 
-def pages(cache: Tensor, table: Tensor, kv_len: int, block_size: int) -> Tensor:
+def pages(cache: Tensor, table: Tensor, kv_len: int) -> Tensor:
     """[kv_len, num_kv_heads, head_dim] out of a cache [num_blocks, block_size, num_kv_heads, head_dim]."""
-    used = table[: -(-kv_len // block_size)]
+    used = table[: -(-kv_len // cache.shape[1])]
     return cache[used].reshape(-1, *cache.shape[2:])[:kv_len]
 
 

@@ -157,9 +157,9 @@ def incre_flash_attention(
         call.require(block_size > 0 and block_size % 16 == 0, f"block_size must be a multiple of 16, got {block_size}")
         _check_longest(call, actual_seq_lengths)
         k, v = (_incre_cache(call, cache, input_layout, num_kv_heads, block_size, head_dim) for cache in (key, value))
-        table = check_block_table(call, block_table, actual_seq_lengths, num_rows, len(k), block_size)
+        table = check_block_table(call, block_table, actual_seq_lengths, num_rows, k)
         rows = [
-            attend(q[i], pages(k, table[i], n, block_size), pages(v, table[i], n, block_size), scale_value).out
+            attend(q[i], pages(k, table[i], n), pages(v, table[i], n), scale_value).out
             for i, n in enumerate(actual_seq_lengths)
         ]
     return as_layout(torch.stack(rows), input_layout).to(query.dtype)

@@ -128,9 +128,9 @@ def _sequences(call: Call, a: _Arguments, head_dim: int) -> list[_Sequence]:
         assert a.kv_lengths is not None
         _check_block_size(call, a, is_prefill=any(len(q) > 1 for q in queries))
         k_cache, v_cache = _paged(call, a, a.key, "key", head_dim), _paged(call, a, a.value, "value", head_dim)
-        table = check_block_table(call, a.block_table, a.kv_lengths, num_rows, k_cache.shape[0], a.block_size)
+        table = check_block_table(call, a.block_table, a.kv_lengths, num_rows, k_cache)
         return [
-            _Sequence(q, pages(k_cache, row, length, a.block_size), pages(v_cache, row, length, a.block_size))
+            _Sequence(q, pages(k_cache, row, length), pages(v_cache, row, length))
             for q, row, length in zip(queries, table, a.kv_lengths, strict=True)
         ]
     k, v = call.read(a.key), call.read(a.value)
