@@ -290,11 +290,7 @@ class NativeCpuOps(Ops):
     def _choose(self, op: Op, arguments: ctypes.Structure, step: c.Step) -> None:
         if self.recorder is not None:
             raise CaptureRefused(f"{op.name.lower()}: tokens are chosen between steps, not in one")
-        instruction = self._instruction
-        instruction.op, instruction.rows = op, Rows.TOKENS
-        setattr(instruction.arguments, c.MEMBERS[op], arguments)
-        team = self._caller if step.num_tokens < _ROWS_FOR_A_TEAM[op] else self.team
-        team.run(instruction, 1, step)
+        self._run_by(self._caller if step.num_tokens < _ROWS_FOR_A_TEAM[op] else self.team, op, arguments, step)
 
     def _cache(self, op: str, cache: KVCache, num_kv_heads: int, head_dim: int) -> c.Cache:
         num_blocks = len(cache.k)
@@ -319,12 +315,15 @@ class NativeCpuOps(Ops):
         ids: Tensor | None = None,
         constants: tuple[object, ...] = (),
     ) -> None:
+        self._run_by(self.team, op, arguments, step)
+        if self.recorder is not None:
+            self.recorder.add(self._instruction, reads, writes, ids=ids, constants=constants)
+
+    def _run_by(self, team: Team, op: Op, arguments: ctypes.Structure, step: c.Step) -> None:
         instruction = self._instruction
         instruction.op, instruction.rows = op, Rows.TOKENS
         setattr(instruction.arguments, c.MEMBERS[op], arguments)
-        self.team.run(instruction, 1, step)
-        if self.recorder is not None:
-            self.recorder.add(instruction, reads, writes, ids=ids, constants=constants)
+        team.run(instruction, 1, step)
 
 
 class StepArguments:
