@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from text_generation_npu_emulator.launch import Call, Refused, launch
 from text_generation_npu_emulator.machine import Machine
 from text_generation_npu_emulator.present import machine_now
 from text_generation_npu_emulator.schemas import OpRecord
-from text_generation_npu_emulator.tensors import is_on_npu
+from text_generation_npu_emulator.tensors import POISON, is_on_npu
 
 Function = Callable[..., Any]
 
 _SUPPORTED = ("y", "t")
+_WORKSPACE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,28 @@ def kernel(
     anywhere: tuple[str, ...] = (),
     nz: tuple[str, ...] = (),
     also_on: tuple[str, ...] = (),
+    renamed: Mapping[str, str] | None = None,
     host_only: bool = False,
     capture_refusal: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare a function as the kernel of some ops, all their overloads included."""
+    """Declare a function as the kernel of some ops, all their overloads included.
+
+    `renamed`: how these ops call some of the function's parameters, by the parameter's name.
+    """
 
     def declare(function: Function) -> Function:
-        known = frozenset(list(inspect.signature(function).parameters)[1:])
+        parameters = {
+            (renamed or {}).get(name, name): name for name in list(inspect.signature(function).parameters)[1:]
+        }
+
+        def run(call: Call, **named: Any) -> Any:
+            return function(call, **{parameters[name]: value for name, value in named.items()})
+
         for name in names:
             DECLARED[name] = Declaration(
                 name,
-                function,
-                known,
+                run if renamed else function,
+                frozenset(parameters),
                 frozenset(on_host),
                 frozenset(anywhere),
                 frozenset(nz),
@@ -73,6 +84,19 @@ def kernel(
         return function
 
     return declare
+
+
+def declare_workspace(name: str, *, of: str, without: tuple[str, ...]) -> None:
+    """Declare the op that makes the memory for captured calls of another op, whose arguments it takes but for some.
+
+    The kernels here need no such memory; it only has a size, as on the chip.
+    """
+
+    def make(call: Call, **_: Any) -> Tensor:
+        return torch.full((_WORKSPACE_BYTES,), POISON, dtype=torch.uint8, device="cpu")
+
+    captured = DECLARED[of]
+    DECLARED[name] = replace(captured, name=name, function=make, known=captured.known - set(without), host_only=True)
 
 
 class NpuKernel:

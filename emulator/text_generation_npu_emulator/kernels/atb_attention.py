@@ -19,10 +19,8 @@ from text_generation_npu_emulator.kernels.attention_math import (
     spread_compressed,
 )
 from text_generation_npu_emulator.launch import Call
-from text_generation_npu_emulator.operators import kernel
-from text_generation_npu_emulator.tensors import POISON
+from text_generation_npu_emulator.operators import declare_workspace, kernel
 
-_WORKSPACE_BYTES = 16 << 20
 # What ATB multiplies a bfloat16 mask with.
 _BFLOAT16_FACTOR = -10000.0
 # Scores this low are hidden.
@@ -229,23 +227,7 @@ def paged_attention(
     call.store(out, torch.cat(rows).to(query.dtype))
 
 
-@kernel(
-    "_npu_paged_attention_get_workspace", anywhere=("context_lens",), nz=("key_cache", "value_cache"), host_only=True
-)
-def paged_attention_get_workspace(
-    call: Call,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    num_kv_heads: int,
-    num_heads: int,
-    scale_value: float,
-    block_table: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """Memory for a captured call. The kernel here needs none; it only has a size, as on the chip."""
-    return torch.full((_WORKSPACE_BYTES,), POISON, dtype=torch.uint8, device="cpu")
+declare_workspace("_npu_paged_attention_get_workspace", of="_npu_paged_attention", without=("workspace",))
 
 
 def _check_chunks(

@@ -25,12 +25,18 @@ from text_generation_npu_emulator.kernels.attention_math import (
     pages,
 )
 from text_generation_npu_emulator.launch import Call
-from text_generation_npu_emulator.operators import kernel
-from text_generation_npu_emulator.tensors import POISON
+from text_generation_npu_emulator.operators import declare_workspace, kernel
 
 _MAX_SEQUENCES = 4096
-_WORKSPACE_BYTES = 16 << 20
 _LAYOUTS = ("BSH", "BSND", "BNSD", "TND")
+# What the second version calls the same arguments.
+_NAMES_OF_V2 = {
+    "actual_seq_lengths": "actual_seq_qlen",
+    "actual_seq_lengths_kv": "actual_seq_kvlen",
+    "num_heads": "num_query_heads",
+    "scale": "softmax_scale",
+    "softmax_lse_flag": "return_softmax_lse",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +197,8 @@ def _arranged(call: Call, a: _Arguments, rows: list[Tensor]) -> Tensor:
     return as_layout(padded, a.layout)
 
 
-def _give(
-    call: Call, a: _Arguments, out: Sequence[Tensor] | None, workspace: Tensor | None
-) -> tuple[Tensor, Tensor] | tuple[Tensor, ...]:
-    attention, lse = _compute(call, a)
-    if out is None:
-        return attention, lse
-    call.require(len(out) == 2, "out must be [attention, lse]")
-    call.require(out[0].shape == attention.shape, f"out[0] must be {tuple(attention.shape)}, got {tuple(out[0].shape)}")
-    call.require(out[0].dtype == attention.dtype, f"out[0] must be {attention.dtype}, got {out[0].dtype}")
-    call.store(out[0], attention)
-    if a.wants_lse:
-        call.require(out[1].shape == lse.shape, f"out[1] must be {tuple(lse.shape)}, got {tuple(out[1].shape)}")
-        call.store(out[1], lse)
-    return tuple(out)
-
-
 @kernel("npu_fused_infer_attention_score")
+@kernel("npu_fused_infer_attention_score_v2", renamed=_NAMES_OF_V2)
 def fused_infer_attention_score(
     call: Call,
     query: Tensor,
@@ -247,97 +238,18 @@ def fused_infer_attention_score(
         inner_precise,
         softmax_lse_flag,
     )
-    return _give(call, arguments, out, workspace)
+    attention, lse = _compute(call, arguments)
+    if out is None:
+        return attention, lse
+    call.require(len(out) == 2, "out must be [attention, lse]")
+    call.require(out[0].shape == attention.shape, f"out[0] must be {tuple(attention.shape)}, got {tuple(out[0].shape)}")
+    call.require(out[0].dtype == attention.dtype, f"out[0] must be {attention.dtype}, got {out[0].dtype}")
+    call.store(out[0], attention)
+    if softmax_lse_flag:
+        call.require(out[1].shape == lse.shape, f"out[1] must be {tuple(lse.shape)}, got {tuple(out[1].shape)}")
+        call.store(out[1], lse)
+    return tuple(out)
 
 
-@kernel("npu_fused_infer_attention_score_v2")
-def fused_infer_attention_score_v2(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    actual_seq_qlen: Sequence[int] | None,
-    actual_seq_kvlen: Sequence[int] | None,
-    block_table: Tensor | None,
-    num_query_heads: int,
-    num_key_value_heads: int,
-    softmax_scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    sparse_mode: int,
-    block_size: int,
-    inner_precise: int,
-    return_softmax_lse: bool,
-    workspace: Tensor | None = None,
-    out: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """The same under other names."""
-    arguments = _Arguments(
-        query,
-        key,
-        value,
-        Mask(atten_mask, sparse_mode, pre_tokens, next_tokens),
-        actual_seq_qlen,
-        actual_seq_kvlen,
-        block_table,
-        num_query_heads,
-        num_key_value_heads or num_query_heads,
-        softmax_scale,
-        input_layout,
-        block_size,
-        inner_precise,
-        return_softmax_lse,
-    )
-    return _give(call, arguments, out, workspace)
-
-
-@kernel("_npu_fused_infer_attention_score_get_max_workspace", host_only=True)
-def get_max_workspace(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    actual_seq_lengths: Sequence[int] | None,
-    actual_seq_lengths_kv: Sequence[int] | None,
-    block_table: Tensor | None,
-    num_heads: int,
-    scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int,
-    inner_precise: int,
-    block_size: int,
-    softmax_lse_flag: bool,
-) -> Tensor:
-    """Memory for a captured call. The kernel here needs none; it only has a size, as on the chip."""
-    return torch.full((_WORKSPACE_BYTES,), POISON, dtype=torch.uint8, device="cpu")
-
-
-@kernel("_npu_fused_infer_attention_score_v2_get_max_workspace", host_only=True)
-def get_max_workspace_v2(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    actual_seq_qlen: Sequence[int] | None,
-    actual_seq_kvlen: Sequence[int] | None,
-    block_table: Tensor | None,
-    num_query_heads: int,
-    num_key_value_heads: int,
-    softmax_scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    sparse_mode: int,
-    block_size: int,
-    inner_precise: int,
-    return_softmax_lse: bool,
-) -> Tensor:
-    """The same for the second version."""
-    return torch.full((_WORKSPACE_BYTES,), POISON, dtype=torch.uint8, device="cpu")
+for _name in ("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"):
+    declare_workspace(f"_{_name}_get_max_workspace", of=_name, without=("workspace", "out"))
