@@ -28,28 +28,31 @@ def _slots(call: Call, slots: Tensor, limit: int, unique: bool = False) -> Tenso
     return values
 
 
-def _write_nd(call: Call, cache: Tensor, slots: Tensor, values: Tensor) -> None:
+def _write_nd(call: Call, cache: Tensor, slot_indices: Tensor, values: Tensor, unique: bool = False) -> None:
     """cache: [num_blocks, block_size, num_heads, head_dim]; values: [num_tokens, num_heads, head_dim]."""
+    call.require(
+        cache.dim() == 4 and tuple(cache.shape[2:]) == tuple(values.shape[1:]),
+        f"a cache must be (blocks, block size, {values.shape[1]}, {values.shape[2]}), got {tuple(cache.shape)}",
+    )
     num_blocks, block_size = cache.shape[:2]
+    slots = _slots(call, slot_indices, num_blocks * block_size, unique)
     rows = call.write(cache).view(num_blocks * block_size, -1)
     rows[slots] = call.result(call.read(values)).reshape(len(slots), -1)
 
 
-def _write_nz(call: Call, cache: Tensor, slots: Tensor, values: Tensor) -> None:
-    """cache: [num_blocks, num_heads * head_dim / c0, block_size, c0]."""
-    _, columns, block_size, c0 = cache.shape
-    target = call.write(cache)
-    rows = call.result(call.read(values)).reshape(len(slots), columns, c0)
-    target[slots // block_size, :, slots % block_size] = rows
-
-
-def _check_nz_cache(call: Call, cache: Tensor, values: Tensor) -> None:
+def _write_nz(call: Call, cache: Tensor, slot_indices: Tensor, values: Tensor, unique: bool = False) -> None:
+    """cache: [num_blocks, num_heads * head_dim / c0, block_size, c0]; values as above."""
     c0 = columns_of_block(cache.element_size())
     width = values.shape[1] * values.shape[2]
     call.require(
         cache.dim() == 4 and cache.shape[3] == c0 and cache.shape[1] * c0 == width and cache.shape[2] % 16 == 0,
         f"a cache in FRACTAL_NZ must be (blocks, {width // c0}, block size, {c0}), got {tuple(cache.shape)}",
     )
+    num_blocks, columns, block_size, _ = cache.shape
+    slots = _slots(call, slot_indices, num_blocks * block_size, unique)
+    target = call.write(cache)
+    rows = call.result(call.read(values)).reshape(len(slots), columns, c0)
+    target[slots // block_size, :, slots % block_size] = rows
 
 
 @kernel("_npu_reshape_and_cache", nz=("key_cache", "value_cache"))
@@ -68,22 +71,13 @@ def reshape_and_cache(
     call.require_loud(formats[0] == formats[1], "one cache is in FRACTAL_NZ and one is not: both are written as ND")
     if call.soc.family == "310P":
         call.require_loud(all(formats), "caches must be in FRACTAL_NZ for the attention of this chip to read them")
-    pairs = ((key_cache, key), (value_cache, value))
-    if all(formats):
-        for cache, values in pairs:
-            _check_nz_cache(call, cache, values)
-            slots = _slots(call, slot_indices, cache.shape[0] * cache.shape[2])
-            _write_nz(call, cache, slots, values)
-        return
-    for cache, values in pairs:
-        if call.is_nz(cache):
+    for cache, values in ((key_cache, key), (value_cache, value)):
+        if all(formats):
+            _write_nz(call, cache, slot_indices, values)
+        elif call.is_nz(cache):
             _write_as_nd(call, cache, slot_indices, values)
-            continue
-        call.require(
-            cache.dim() == 4 and tuple(cache.shape[2:]) == tuple(values.shape[1:]),
-            f"a cache must be (blocks, block size, {values.shape[1]}, {values.shape[2]}), got {tuple(cache.shape)}",
-        )
-        _write_nd(call, cache, _slots(call, slot_indices, cache.shape[0] * cache.shape[1]), values)
+        else:
+            _write_nd(call, cache, slot_indices, values)
 
 
 def _write_as_nd(call: Call, cache: Tensor, slot_indices: Tensor, values: Tensor) -> None:
@@ -114,17 +108,10 @@ def scatter_pa_kv_cache(
         call.require(cache.is_contiguous() and values.is_contiguous(), "tensors must be contiguous")
         call.require(cache.dtype == values.dtype, f"cache and values must have one dtype, got {cache.dtype}")
         if cache_mode == "PA_NZ":
-            _check_nz_cache(call, cache, values)
-            slots = _slots(call, slot_mapping, cache.shape[0] * cache.shape[2], unique=True)
-            _write_nz(call, cache, slots, values)
+            _write_nz(call, cache, slot_mapping, values, unique=True)
         else:
             call.require(not call.is_nz(cache), "cache_mode 'Norm' with a cache in FRACTAL_NZ")
-            call.require(
-                cache.dim() == 4 and tuple(cache.shape[2:]) == tuple(values.shape[1:]),
-                f"a cache must be (blocks, block size, {values.shape[1]}, {values.shape[2]}), got {tuple(cache.shape)}",
-            )
-            slots = _slots(call, slot_mapping, cache.shape[0] * cache.shape[1], unique=True)
-            _write_nd(call, cache, slots, values)
+            _write_nd(call, cache, slot_mapping, values, unique=True)
 
 
 def _scatter_nd(call: Call, target: Tensor, indices: Tensor, updates: Tensor, into: Tensor) -> None:
