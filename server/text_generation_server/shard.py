@@ -14,6 +14,7 @@ import torch
 
 from text_generation_cli.ready import report_ready
 from text_generation_kernels.devices import DeviceUnavailable, select_device
+from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.device import NpuOptions
 from text_generation_server.engine import Engine
@@ -123,7 +124,7 @@ def _load(
         model.num_layers,
         device.name,
         device.ops.description,
-        _name(device.ops.activation_dtype),
+        dtype_name(device.ops.activation_dtype),
         time.monotonic() - started_s,
     )
     watermark = Watermark(
@@ -141,7 +142,7 @@ async def _serve(settings: ServeSettings, engine: Engine) -> int:
     facts = ShardFacts(
         model_id=settings.model_id,
         model_sha=settings.revision or "",
-        dtype=_name(engine.device.ops.activation_dtype),
+        dtype=dtype_name(engine.device.ops.activation_dtype),
         sockets=tuple(f"{settings.uds_path}-{rank}" for rank in range(settings.world_size)),
         speculate=settings.speculate or 0,
     )
@@ -170,7 +171,3 @@ async def _serve(settings: ServeSettings, engine: Engine) -> int:
         # Long enough for the answer that names the failure, short enough for a launcher that waits.
         await server.stop(0.5)
     return 1 if service.failed in done else 0
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
