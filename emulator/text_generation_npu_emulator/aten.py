@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from text_generation_npu_emulator.fallback import check_arguments
-from text_generation_npu_emulator.launch import Call, Refused, launch
-from text_generation_npu_emulator.machine import Machine
-from text_generation_npu_emulator.operators import check_dtype
+from text_generation_npu_emulator.launch import Call, launch
+from text_generation_npu_emulator.operators import check_has_dtype
 from text_generation_npu_emulator.present import machine_now
+from text_generation_npu_emulator.streams import index_of
 from text_generation_npu_emulator.tensors import POISON, contiguous_stride, is_on_npu
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -117,11 +117,9 @@ class AtenKernels:
         pin_memory: bool | None = None,
     ) -> Tensor:
         machine = machine_now()
-        index = machine.current_device if device is None or device.index is None else device.index
-        machine.require_device(index)
+        index = index_of(device)
         dtype = dtype or torch.get_default_dtype()
-        if dtype == torch.bfloat16 and not machine.soc.has_bfloat16:
-            raise Refused(f"empty on {machine.soc.name}: bfloat16 is not supported by this chip")
+        check_has_dtype(machine, "empty", dtype)
         made = machine.tensors.empty(size, stride, dtype, index)
         if made.numel():
             machine.tensors.whole_bytes(made).fill_(POISON)
@@ -204,16 +202,10 @@ def _copy(call: Call, source: Tensor, target: Tensor) -> None:
     if is_on_npu(target):
         if call.is_nz(target):
             call.refuse(f"would write into a {tuple(target.shape)} tensor in FRACTAL_NZ")
-        check_dtype_of_copy(call.machine, target)
+        check_has_dtype(call.machine, "copy", target.dtype)
         call.write(target).copy_(values)
     else:
         target.copy_(values)
-
-
-def check_dtype_of_copy(machine: Machine, target: Tensor) -> None:
-    """float64 may lie on a card; it only cannot be computed with."""
-    if target.dtype != torch.float64:
-        check_dtype(machine, "copy", target)
 
 
 _COPY = _Kernel("copy_from", _copy)

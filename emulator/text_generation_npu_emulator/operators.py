@@ -184,9 +184,14 @@ def _is_tensor_list(value: object) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value)
 
 
+def check_has_dtype(machine: Machine, name: str, dtype: torch.dtype) -> None:
+    """Refuse dtypes that the chip does not have. float64 may lie on a card; it only cannot be computed with."""
+    if dtype == torch.bfloat16 and not machine.soc.has_bfloat16:
+        raise Refused(f"{name} on {machine.soc.name}: bfloat16 is not supported by this chip")
+
+
 def check_dtype(machine: Machine, name: str, tensor: Tensor) -> None:
     """Refuse dtypes that the chip does not compute in."""
-    if tensor.dtype == torch.bfloat16 and not machine.soc.has_bfloat16:
-        raise Refused(f"{name} on {machine.soc.name}: bfloat16 is not supported by this chip")
+    check_has_dtype(machine, name, tensor.dtype)
     if tensor.dtype == torch.float64:
         raise Refused(f"{name}: float64 is not supported by any NPU")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from text_generation_npu_emulator.formats import FRACTAL_NZ, ND
 from text_generation_npu_emulator.launch import Call
-from text_generation_npu_emulator.operators import kernel
+from text_generation_npu_emulator.operators import check_has_dtype, kernel
+from text_generation_npu_emulator.streams import index_of
 from text_generation_npu_emulator.tensors import contiguous_stride
 
 _ACLNN_CAST_SINCE = (9, 1)  # CANN; its cast does not look at allow_internal_format
@@ -116,8 +117,8 @@ def empty_with_format(
 ) -> Tensor:
     machine = call.machine
     dtype = dtype or torch.get_default_dtype()
-    call.require(dtype != torch.bfloat16 or call.soc.has_bfloat16, "bfloat16 is not supported by this chip")
-    index = machine.current_device if device is None or device.index is None else device.index
+    check_has_dtype(machine, call.name, dtype)
+    index = index_of(device)
     if len(size) >= 2 and acl_format == FRACTAL_NZ and machine.allow_internal_format:
         return machine.tensors.empty_nz(size, dtype, index)
     return machine.tensors.empty(size, contiguous_stride(size), dtype, index)
@@ -129,7 +130,7 @@ def dtype_cast(call: Call, input: Tensor, dtype: torch.dtype | int) -> Tensor:
     wanted = dtype if isinstance(dtype, torch.dtype) else _SCALAR_TYPES.get(dtype)
     call.require(wanted is not None, f"dtype {dtype} is not supported")
     assert wanted is not None
-    call.require(wanted != torch.bfloat16 or call.soc.has_bfloat16, "bfloat16 is not supported by this chip")
+    check_has_dtype(call.machine, call.name, wanted)
     call.require(wanted != torch.float64, "float64 is not supported by any NPU")
     return call.read(input).to(wanted)
 

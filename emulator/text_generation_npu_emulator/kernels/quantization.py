@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from text_generation_npu_emulator.launch import Call
-from text_generation_npu_emulator.operators import kernel
+from text_generation_npu_emulator.operators import check_has_dtype, kernel
 
 _MAX_AXIS = 65535
 _INT8, _FLOAT16, _BFLOAT16, _INT32 = 1, 5, 15, 3  # numbers of torch's scalar types
@@ -71,8 +71,8 @@ def quant_matmul(
             pertoken_scale.dtype == torch.float32, f"pertoken_scale must be float32, got {pertoken_scale.dtype}"
         )
         call.require(wanted in (_FLOAT16, _BFLOAT16), "pertoken_scale needs a float16 or bfloat16 result")
+    check_has_dtype(call.machine, call.name, _OUTPUTS[wanted])
     if wanted == _BFLOAT16:
-        call.require(call.soc.has_bfloat16, "bfloat16 is not supported by this chip")
         call.require(scale.dtype in (torch.float32, torch.bfloat16), "bfloat16 results need float32 or bfloat16 scales")
     # Sums of products of int8 are exact in float64.
     product = torch.matmul(call.read(x1).double(), call.read(x2).double())
