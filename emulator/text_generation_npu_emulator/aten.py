@@ -6,7 +6,6 @@ are a hundred times slower, and less exact.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,11 +166,7 @@ class AtenKernels:
         device = device or source.device
         dtype = dtype or source.dtype
         if dtype == torch.float64 and device.type == "npu":
-            if "float64" not in machine.warned:
-                machine.warned.add("float64")
-                warnings.warn(
-                    "Device do not support double dtype now, dtype cast replace with float.", UserWarning, stacklevel=2
-                )
+            machine.warn_once("Device do not support double dtype now, dtype cast replace with float.")
             dtype = torch.float32
         keep = memory_format in (None, torch.preserve_format) and _is_dense(source)
         stride = source.stride() if keep else contiguous_stride(source.shape)

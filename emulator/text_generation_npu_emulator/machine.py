@@ -6,6 +6,9 @@ Knows torch's registry only as the place from which kernels come: `installation`
 from __future__ import annotations
 
 import threading
+import warnings
+
+from torch import Tensor
 
 from text_generation_npu_emulator.counters import Counters
 from text_generation_npu_emulator.faults import Fault, parse_faults
@@ -50,8 +53,10 @@ class Machine:
         self.jit_compile = settings.soc.jit_compile_default
         self.allow_internal_format = settings.soc.internal_format_default
         self.capture: Capture | None = None
-        self.warned: set[str] = set()  # warnings that are given once
-        self.rotary_tables: dict[object, object] = {}  # what _npu_rotary_embedding kept of its first call
+        # Compressed masks that were looked at: block, its generation, offset.
+        self.checked_masks: set[tuple[int, int, int]] = set()
+        self.rotary_table: Tensor | None = None  # what _npu_rotary_embedding kept of its first call
+        self._warned: set[str] = set()
         self._faults = parse_faults(settings.faults)
         self._default_streams = [_default_stream(index) for index in range(len(self.cards))]
         self._thread = _ThreadState()
@@ -76,6 +81,12 @@ class Machine:
     def give_garbage(self, name: str) -> None:
         """From now on an op computes nonsense, without an error."""
         self._faults.setdefault(name, Fault(name, "noise"))
+
+    def warn_once(self, message: str) -> None:
+        """A warning of torch_npu, given once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, UserWarning, stacklevel=3)
 
     # Cards and streams.
 

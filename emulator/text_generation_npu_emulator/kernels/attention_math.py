@@ -190,15 +190,15 @@ def check_compressed_mask(call: Call, mask: Tensor) -> None:
         f"this sparse_mode needs the compressed mask of 2048 x 2048, got {shape}",
     )
     block = call.machine.tensors.block(mask)
-    key = f"mask {block.serial} {block.generation} {mask.storage_offset()}"
-    if key in call.machine.warned:
+    key = (block.serial, block.generation, int(mask.storage_offset()))
+    if key in call.machine.checked_masks:
         return
     values = call.read(mask).reshape(COMPRESSED, COMPRESSED).bool()
     call.require_loud(
         torch.equal(values, causal(COMPRESSED, COMPRESSED)),
         "the compressed mask must be 1 strictly above the diagonal and 0 elsewhere: 1 means hidden",
     )
-    call.machine.warned.add(key)
+    call.machine.checked_masks.add(key)
 
 
 def spread_compressed(call: Call, mask: Tensor, num_tokens: int, kv_len: int, to_the_end: bool) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -27,14 +26,10 @@ def _wanted_format(call: Call, tensor: Tensor, wanted: int) -> int:
         call.soc.family in ("A2", "A3") and machine.settings.cann_release >= _ACLNN_CAST_SINCE
     )
     if not by_aclnn and not machine.allow_internal_format:
-        if "internal_format" not in machine.warned:
-            machine.warned.add("internal_format")
-            warnings.warn(
-                "Cannot create tensor with interal format while allow_internel_format=False, "
-                "tensor will be created with base format.",
-                UserWarning,
-                stacklevel=2,
-            )
+        machine.warn_once(
+            "Cannot create tensor with interal format while allow_internel_format=False, "
+            "tensor will be created with base format."
+        )
         return ND
     if call.soc.aclnn_only:
         call.require(1 not in tensor.shape[-2:], f"no axis of FRACTAL_NZ may be 1, got {tuple(tensor.shape)}")

@@ -117,8 +117,9 @@ def rotary_embedding(
     call.require(positions.dtype in (torch.int32, torch.int64), f"positions must be integers, got {positions.dtype}")
     call.require(query.dtype == key.dtype == cos_sin_cache.dtype, "query, key and table must have one dtype")
     table = call.read(cos_sin_cache)
-    kept = call.machine.rotary_tables.setdefault("first", table.clone())
-    assert isinstance(kept, Tensor)
+    if call.machine.rotary_table is None:
+        call.machine.rotary_table = table.clone()
+    kept = call.machine.rotary_table
     call.require_loud(
         kept.shape == table.shape and torch.equal(kept, table),
         "the op keeps the tables of its first call and ignores this one",
