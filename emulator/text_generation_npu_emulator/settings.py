@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from text_generation_npu_emulator.soc import Soc, find_soc
 
@@ -78,19 +78,20 @@ def settings_from_environment(environment: Mapping[str, str] | None = None) -> S
     if not name:
         return None
 
-    def value(option: str, default: str) -> str:
-        return environment.get(f"{VARIABLE}_{option}", default)
+    unchanged = Settings(find_soc(name), environment=environment)
 
-    return Settings(
-        soc=find_soc(name),
-        devices=int(value("DEVICES", "2")),
-        memory_mb=int(value("MEMORY_MB", "4096")),
-        others_mb=int(value("OTHERS_MB", "0")),
-        torch_npu=value("TORCH_NPU", "2.13.0"),
-        cann=value("CANN", "8.5.0"),
-        nnal=value("NNAL", "8.5.0"),
-        faults=value("FAULTS", ""),
-        graphs=int(value("GRAPHS", "0")),
-        silent=value("SILENT", "0") == "1",
-        environment=environment,
+    def value(option: str, default: object) -> str:
+        return environment.get(f"{VARIABLE}_{option}", str(default))
+
+    return replace(
+        unchanged,
+        devices=int(value("DEVICES", unchanged.devices)),
+        memory_mb=int(value("MEMORY_MB", unchanged.memory_mb)),
+        others_mb=int(value("OTHERS_MB", unchanged.others_mb)),
+        torch_npu=value("TORCH_NPU", unchanged.torch_npu),
+        cann=value("CANN", unchanged.cann),
+        nnal=value("NNAL", unchanged.nnal),
+        faults=value("FAULTS", unchanged.faults),
+        graphs=int(value("GRAPHS", unchanged.graphs)),
+        silent=value("SILENT", int(unchanged.silent)) == "1",
     )
