@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from text_generation_npu_emulator.fallback import check_arguments
-from text_generation_npu_emulator.launch import Call, launch
+from text_generation_npu_emulator.launch import Call, PlainKernel, launch
 from text_generation_npu_emulator.operators import check_has_dtype
 from text_generation_npu_emulator.present import machine_now
 from text_generation_npu_emulator.streams import index_of
@@ -36,21 +36,6 @@ _METADATA = (
 )
 # The longest contiguous axis that the cube unit reads at full speed.
 _MAX_FAST_AXIS = 65535
-
-
-class _Kernel:
-    """An aten op with a kernel of its own."""
-
-    host_only = False
-    capture_refusal: str | None = None
-    compiles = True
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.name = name
-        self._function = function
-
-    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._function(call, *args, **kwargs)
 
 
 def _redispatched(op: Any) -> Callable[..., Any]:
@@ -83,9 +68,9 @@ class AtenKernels:
             ("baddbmm", _baddbmm),
         )
         for name, function in products:
-            library.impl(name, self._launched(_Kernel(name, function)), "PrivateUse1")
+            library.impl(name, self._launched(PlainKernel(name, function, compiles=True)), "PrivateUse1")
 
-    def _launched(self, kernel: _Kernel) -> Callable[..., Any]:
+    def _launched(self, kernel: PlainKernel) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             machine = machine_now()
             check_arguments(machine, kernel.name, args, kwargs)
@@ -203,7 +188,7 @@ def _copy(call: Call, source: Tensor, target: Tensor) -> None:
         target.copy_(values)
 
 
-_COPY = _Kernel("copy_from", _copy)
+_COPY = PlainKernel("copy_from", _copy, compiles=True)
 
 
 # Matrix products.

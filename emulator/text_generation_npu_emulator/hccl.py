@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
 
-from text_generation_npu_emulator.launch import Call, Refused, launch
+from text_generation_npu_emulator.launch import Call, PlainKernel, Refused, launch
 from text_generation_npu_emulator.machine import Machine
 from text_generation_npu_emulator.memory import MIB
 from text_generation_npu_emulator.operators import check_dtype
@@ -26,21 +26,6 @@ _DEFAULT_BUFFER_MB = 200
 
 
 _work_from: Callable[[torch.futures.Future[Any]], dist.Work] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
-
-
-class _Collective:
-    """A collective as a kernel, so that it is counted and captured like any other."""
-
-    host_only = False
-    capture_refusal: str | None = None
-    compiles = False
-
-    def __init__(self, name: str, function: Callable[..., None]) -> None:
-        self.name = name
-        self._function = function
-
-    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._function(call, *args)
 
 
 class HcclGroup(dist.ProcessGroup):
@@ -71,7 +56,8 @@ class HcclGroup(dist.ProcessGroup):
     def _run(self, name: str, function: Callable[..., None], tensors: list[Tensor], result: Any) -> dist.Work:
         for tensor in tensors:
             self._check(name, tensor)
-        launch(self._machine, _Collective(name, function), tuple(tensors), {})
+        # A kernel, so that it is counted and captured like any other.
+        launch(self._machine, PlainKernel(name, function, compiles=False), tuple(tensors), {})
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(result)
         return _work_from(future)

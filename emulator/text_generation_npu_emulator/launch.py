@@ -5,6 +5,8 @@ Results pass through here, so that saturation and injected faults reach all of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -50,6 +52,20 @@ class Kernel(Protocol):
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute. Results: host tensors for new ones, the arguments themselves for those changed in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainKernel:
+    """A kernel that is one function, and can always be captured."""
+
+    name: str
+    function: Callable[..., Any]
+    compiles: bool
+    host_only: bool = False
+    capture_refusal: str | None = None
+
+    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.function(call, *args, **kwargs)
 
 
 class Call:
