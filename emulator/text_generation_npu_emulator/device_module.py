@@ -108,15 +108,14 @@ class NpuModule(ModuleType):
         return not machine_now().jit_compile
 
     def set_option(self, option: Mapping[str, object]) -> None:
-        known = {"jitCompile": "jit", "ALLOW_INTERNAL_FORMAT": "format"}
         for name, value in option.items():
-            if name not in known:
-                raise Refused(f"option {name!r} is not emulated")
             enabled = value in ("enable", True)
-            if known[name] == "jit":
+            if name == "jitCompile":
                 machine_now().jit_compile = enabled
-            else:
+            elif name == "ALLOW_INTERNAL_FORMAT":
                 machine_now().allow_internal_format = enabled
+            else:
+                raise Refused(f"option {name!r} is not emulated")
 
     def manual_seed(self, seed: int) -> None:
         """The cards' random numbers come from the host's generator, which torch.manual_seed seeds."""

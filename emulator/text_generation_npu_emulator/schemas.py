@@ -30,7 +30,6 @@ class OpRecord:
     schema: str  # "npu_format_cast.Tensor(Tensor input, ...) -> Tensor", without the namespace
     python: str | None  # where torch_npu shows it: "torch_npu.atb.x"; None if it does not
     families: Mapping[str, str]  # "y", "t", "n" or "?" by family
-    is_aclop_only: bool
     has_aclop: bool
 
     @property
@@ -82,7 +81,6 @@ def ops_of(release: tuple[int, int]) -> list[OpRecord]:
         changed, last_positional = _KEYWORD_ONLY_BEFORE.get(packet, ((0, 0), ""))
         if release < changed:
             schema = _keyword_only_after(schema, last_positional)
-        routes = entry["routes"]
         records.append(
             OpRecord(
                 namespace=entry["namespace"],
@@ -90,8 +88,7 @@ def ops_of(release: tuple[int, int]) -> list[OpRecord]:
                 schema=schema,
                 python=None if release < _NOT_EXPOSED_BEFORE.get(packet, (0, 0)) else entry["python"],
                 families=entry["socs"],
-                is_aclop_only="acl_op" in routes and "op_api" not in routes,
-                has_aclop="acl_op" in routes,
+                has_aclop="acl_op" in entry["routes"],
             )
         )
     return records

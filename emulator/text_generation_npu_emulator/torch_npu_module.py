@@ -79,8 +79,7 @@ def make_torch_npu(npu: NpuModule, records: Iterable[OpRecord]) -> list[ModuleTy
     npu_utils = _module("torch_npu.npu.utils")
     setattr(npu_utils, "get_cann_version", get_cann_version)  # noqa: B010
     setattr(npu, "utils", npu_utils)  # noqa: B010
-    npu_modules = [npu_utils]
-    return [torch_npu, atb, private, utils, *npu_modules]
+    return [torch_npu, atb, private, utils, npu_utils]
 
 
 def show(npu: NpuModule, modules: Iterable[ModuleType]) -> None:
