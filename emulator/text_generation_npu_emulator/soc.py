@@ -1,6 +1,7 @@
 """The chips that can be emulated: names, integer ids, families, and what torch_npu derives from the id.
 
-Knows nothing about single ops: which of them a family has stands in npu_ops.json.
+Knows nothing about single ops: which of them a family has stands in npu_ops.json. The table is this package's own, and
+not the one by which the kernels classify a chip: read from there, an id in the wrong family would agree with itself.
 """
 
 from __future__ import annotations
