@@ -276,7 +276,8 @@ def paged_attention_splitfuse(
     v = _cache(call, value_cache, "value_cache", num_kv_heads, head_dim)
     table = check_block_table(call, block_table, kv_lens, len(q_lens), k)
     rows_of_mask = None
-    if call.name.endswith("_v2"):
+    is_v2 = call.name.endswith("_v2")
+    if is_v2:
         call.require(mask_type == 5, f"mask_type must be 5, got {mask_type}")
         call.require(mask.dtype == torch.float16 and not call.is_nz(mask), "the mask must be float16 in ND")
         _check_fixed_mask(call, call.read(mask).reshape(mask.shape[-2:]))
@@ -290,12 +291,13 @@ def paged_attention_splitfuse(
         check_compressed_mask(call, mask)
     parts, start = [], 0
     for i, (q, n) in enumerate(zip(call.read(query).split(q_lens), kv_lens, strict=True)):
-        added = None if rows_of_mask is None else rows_of_mask[start : start + len(q), :n]
-        if added is None:
-            is_compressed = not call.name.endswith("_v2")
-            hidden = spread_compressed(call, mask, len(q), n, True) if is_compressed else causal(len(q), n)
+        hidden = added = None
+        if rows_of_mask is not None:
+            added = rows_of_mask[start : start + len(q), :n]
+        elif is_v2:
+            hidden = causal(len(q), n)
         else:
-            hidden = None
+            hidden = spread_compressed(call, mask, len(q), n, to_the_end=True)
         parts.append(attend(q, pages(k, table[i], n), pages(v, table[i], n), scale_value, hidden, added).out)
         start += len(q)
     call.store(out, torch.cat(parts).to(query.dtype))
