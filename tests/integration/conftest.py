@@ -85,16 +85,22 @@ def two_shards(llama: Path) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def serving_limited(llama: Path, limits: Limits) -> Iterator[Server]:
+    values = {
+        "--max-input-tokens": limits.max_input,
+        "--max-total-tokens": limits.max_total,
+        "--max-batch-total-tokens": limits.cache,
+        "--max-batch-prefill-tokens": limits.chunk,
+    }
+    arguments = [str(part) for item in values.items() for part in item]
+    with serving_quietly("--model-id", str(llama), *EXACT, *arguments) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def small_cache(llama: Path) -> Iterator[Server]:
-    limits = {
-        "--max-input-tokens": LIMITS.max_input,
-        "--max-total-tokens": LIMITS.max_total,
-        "--max-batch-total-tokens": LIMITS.cache,
-        "--max-batch-prefill-tokens": LIMITS.chunk,
-    }
-    arguments = [str(part) for item in limits.items() for part in item]
-    with serving_quietly("--model-id", str(llama), *EXACT, *arguments) as server:
+    with serving_limited(llama, LIMITS) as server:
         yield server
 
 
