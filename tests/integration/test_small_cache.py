@@ -51,8 +51,9 @@ def test_eight_streams_over_a_cache_for_two_all_finish_as_alone(
 
 def test_asking_for_a_lot_takes_nothing_from_others(llama: Path) -> None:
     """G31: four streams, twice the cache if their tokens were reserved, then twenty short answers, which end first."""
-    # Four times the tokens of the other tests: a second, in which twenty clients surely come to ask.
-    limits = Limits(max_total=4 * LIMITS.max_total, cache=4 * LIMITS.cache)
+    # Eight times the tokens of the other tests: a second and more until the four have filled the cache, from when on
+    # those who come to ask wait behind whom had to yield.
+    limits = Limits(max_total=8 * LIMITS.max_total, cache=8 * LIMITS.cache)
     num_long = limits.max_total - 8
     assert 4 * limits.max_total >= 2 * limits.cache
     ended_s: dict[str, list[float]] = {"long": [], "short": []}
