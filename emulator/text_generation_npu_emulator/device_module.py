@@ -9,15 +9,8 @@ from types import ModuleType, TracebackType
 
 import torch
 
-from text_generation_npu_emulator.graphs import (
-    ExternalEvent,
-    NPUGraph,
-    Pool,
-    TaskGroup,
-    TaskUpdate,
-    begin_group,
-    end_group,
-)
+from text_generation_npu_emulator.graph_module import ExternalEvent, NPUGraph, Pool
+from text_generation_npu_emulator.graphs import TaskGroup, begin_group, begin_update, end_group, end_update
 from text_generation_npu_emulator.launch import Refused
 from text_generation_npu_emulator.present import machine_now
 from text_generation_npu_emulator.streams import Event, Stream, StreamContext, index_of
@@ -209,19 +202,10 @@ class NpuModule(ModuleType):
         return end_group()
 
     def graph_task_update_begin(self, stream: Stream, handle: TaskGroup) -> None:
-        machine = machine_now()
-        if machine.update is not None:
-            raise Refused("a task group is being updated already")
-        if machine.capture is not None:
-            raise Refused("a task group cannot be updated while a graph is captured")
-        machine.update = TaskUpdate(handle)
+        begin_update(handle)
 
     def graph_task_update_end(self, stream: Stream) -> None:
-        machine = machine_now()
-        update, machine.update = machine.update, None
-        if update is None:
-            raise Refused("no task group is being updated")
-        update.finish()
+        end_update()
 
 
 class _DeviceContext:

@@ -39,7 +39,7 @@ class HcclGroup(dist.ProcessGroup):
         self._machine = machine
         self._name = f"hccl_world_{id(self):x}"
         buffer_mb = int(machine.settings.environment.get("HCCL_BUFFSIZE", _DEFAULT_BUFFER_MB))
-        machine.allocator.card(machine.current_device).external += 2 * buffer_mb * MIB  # to send and to receive
+        machine.hold_outside(2 * buffer_mb * MIB)  # to send and to receive
 
     def getBackendName(self) -> str:  # noqa: N802
         return "hccl"

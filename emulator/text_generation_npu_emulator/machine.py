@@ -66,6 +66,10 @@ class Machine:
     def _on_freed(self, block: Block) -> None:
         self.tensors.forget(block)
 
+    def hold_outside(self, nbytes: int) -> None:
+        """Memory of the current card that CANN takes for itself, outside of torch_npu's allocator."""
+        self.allocator.card(self.current_device).external += nbytes
+
     @property
     def soc(self) -> Soc:
         return self.settings.soc

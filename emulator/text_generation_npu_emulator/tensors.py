@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,19 @@ POISON = 0x7B
 # Float32 copies of matrices that are multiplied with again and again; at most so many bytes of them.
 _FLOAT32_CACHE_BYTES = 1 << 30
 _FLOAT32_CACHE_MIN_NUMEL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies that may be gone: whoever holds this keeps its bytes."""
+
+    storage: torch.UntypedStorage  # on the host
+    serial: int  # of its block
+    device: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 class NotReadable(Exception):
@@ -85,6 +99,25 @@ class Tensors:
 
     def block(self, tensor: Tensor) -> Block:
         return self.allocator.block_of(tensor)
+
+    @property
+    def next_serial(self) -> int:
+        """Blocks made from now on have at least this serial."""
+        return self.allocator.next_serial
+
+    def hold(self, tensor: Tensor) -> Place | Tensor:
+        """What a graph keeps of a tensor that was made while it was captured, and that its owner may let go."""
+        block = self.block(tensor)
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        return Place(
+            block.host_storage(), block.serial, block.device, tensor.dtype, shape, stride, int(tensor.storage_offset())
+        )
+
+    def revive(self, place: Place, whole: dict[int, Tensor]) -> Tensor:
+        """The tensor at a place. `whole` has flat tensors over all bytes of blocks, by serial; they are made once."""
+        if place.serial not in whole:
+            whole[place.serial] = self.allocator.revive(place.storage, place.serial, place.device)
+        return self.view(whole[place.serial], place.shape, place.stride, place.dtype, place.offset)
 
     def alias(self, tensor: Tensor) -> Tensor:
         """A host tensor over the very bytes of a tensor on a card, its format not looked at."""
