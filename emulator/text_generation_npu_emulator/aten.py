@@ -42,127 +42,128 @@ def _redispatched(op: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: op.redispatch(_CPU, *args, **kwargs)
 
 
-class AtenKernels:
-    """Registers itself in a library for `aten`."""
+def register_aten(library: torch.library.Library) -> None:
+    """Register everything here in a library for `aten`."""
+    for name in _METADATA:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(_ATEN, packet), overload or "default")
+        library.impl(name, _redispatched(op), "PrivateUse1")
+    explicit: tuple[tuple[str, Callable[..., Any]], ...] = (
+        ("empty.memory_format", _empty),
+        ("empty_strided", _empty_strided),
+        ("resize_", _resize),
+        ("_copy_from", copy_from),
+        ("_copy_from_and_resize", _copy_from_and_resize),
+        ("_to_copy", to_copy),
+        ("_local_scalar_dense", _local_scalar_dense),
+    )
+    for name, function in explicit:
+        library.impl(name, function, "PrivateUse1")
+    for kernel in PRODUCTS:
+        library.impl(kernel.name, launched(kernel), "PrivateUse1")
 
-    def register(self, library: torch.library.Library) -> None:
-        for name in _METADATA:
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(_ATEN, packet), overload or "default")
-            library.impl(name, _redispatched(op), "PrivateUse1")
-        explicit: tuple[tuple[str, Callable[..., Any]], ...] = (
-            ("empty.memory_format", self._empty),
-            ("empty_strided", self._empty_strided),
-            ("resize_", self._resize),
-            ("_copy_from", self._copy_from),
-            ("_copy_from_and_resize", self._copy_from_and_resize),
-            ("_to_copy", self._to_copy),
-            ("_local_scalar_dense", self._local_scalar_dense),
-        )
-        for name, function in explicit:
-            library.impl(name, function, "PrivateUse1")
-        products: tuple[tuple[str, Callable[..., Any]], ...] = (
-            ("mm", _mm),
-            ("bmm", _bmm),
-            ("addmm", _addmm),
-            ("baddbmm", _baddbmm),
-        )
-        for name, function in products:
-            library.impl(name, self._launched(PlainKernel(name, function, compiles=True)), "PrivateUse1")
 
-    def _launched(self, kernel: PlainKernel) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            machine = machine_now()
-            check_arguments(machine, kernel.name, args, kwargs)
-            return launch(machine, kernel, args, kwargs)
+def launched(kernel: PlainKernel) -> Callable[..., Any]:
+    """What the dispatcher calls for a kernel."""
 
-        return run
-
-    # Making.
-
-    def _empty(
-        self,
-        size: Sequence[int],
-        dtype: torch.dtype | None = None,
-        layout: object = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-        memory_format: object = None,
-    ) -> Tensor:
-        return self._empty_strided(size, contiguous_stride(size), dtype, layout, device)
-
-    def _empty_strided(
-        self,
-        size: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype | None = None,
-        layout: object = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-    ) -> Tensor:
+    def run(*args: Any, **kwargs: Any) -> Any:
         machine = machine_now()
-        index = index_of(device)
-        dtype = dtype or torch.get_default_dtype()
-        check_has_dtype(machine, "empty", dtype)
-        made = machine.tensors.empty(size, stride, dtype, index)
-        if made.numel():
-            machine.tensors.whole_bytes(made).fill_(POISON)
-        return made
+        check_arguments(machine, kernel.name, args, kwargs)
+        return launch(machine, kernel, args, kwargs)
 
-    def _resize(self, tensor: Tensor, size: Sequence[int], memory_format: object = None) -> Tensor:
-        machine = machine_now()
-        larger = machine.tensors.empty(size, contiguous_stride(size), tensor.dtype, tensor.device.index)
-        kept = min(larger.numel(), tensor.numel())
-        if kept:
-            flat = machine.tensors.alias(tensor.contiguous()).reshape(-1)
-            machine.tensors.alias_to_write(larger).reshape(-1)[:kept] = flat[:kept]
-        machine.tensors.replace(tensor, larger)
-        return tensor
+    return run
 
-    # Copying.
 
-    def _copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        machine = machine_now()
-        if not (is_on_npu(source) and is_on_npu(target)):
-            if not non_blocking or machine.capture is None:
-                machine.wait("a copy between host and device")
-        else:
-            machine.require_nothing_waits("a copy on the device")
-        launch(machine, _COPY, (source, target), {})
-        return target
+# Making.
 
-    def _copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
-        if source.shape != target.shape:
-            target.resize_(source.shape)
-        return self._copy_from(source, target)
 
-    def _to_copy(
-        self,
-        source: Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: object = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-        non_blocking: bool = False,
-        memory_format: torch.memory_format | None = None,
-    ) -> Tensor:
-        machine = machine_now()
-        device = device or source.device
-        dtype = dtype or source.dtype
-        if dtype == torch.float64 and device.type == "npu":
-            machine.warn_once("Device do not support double dtype now, dtype cast replace with float.")
-            dtype = torch.float32
-        keep = memory_format in (None, torch.preserve_format) and _is_dense(source)
-        stride = source.stride() if keep else contiguous_stride(source.shape)
-        made = torch.empty_strided(source.shape, stride, dtype=dtype, device=device)
-        made.copy_(source, non_blocking=non_blocking)
-        return made
+def _empty(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: object = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: object = None,
+) -> Tensor:
+    return _empty_strided(size, contiguous_stride(size), dtype, layout, device)
 
-    def _local_scalar_dense(self, tensor: Tensor) -> Any:
-        machine = machine_now()
-        machine.wait("reading a value (.item())")
-        return machine.tensors.read(tensor).reshape(()).item()
+
+def _empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: object = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    machine = machine_now()
+    index = index_of(device)
+    dtype = dtype or torch.get_default_dtype()
+    check_has_dtype(machine, "empty", dtype)
+    made = machine.tensors.empty(size, stride, dtype, index)
+    if made.numel():
+        machine.tensors.whole_bytes(made).fill_(POISON)
+    return made
+
+
+def _resize(tensor: Tensor, size: Sequence[int], memory_format: object = None) -> Tensor:
+    machine = machine_now()
+    larger = machine.tensors.empty(size, contiguous_stride(size), tensor.dtype, tensor.device.index)
+    kept = min(larger.numel(), tensor.numel())
+    if kept:
+        flat = machine.tensors.alias(tensor.contiguous()).reshape(-1)
+        machine.tensors.alias_to_write(larger).reshape(-1)[:kept] = flat[:kept]
+    machine.tensors.replace(tensor, larger)
+    return tensor
+
+
+# Copying.
+
+
+def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    machine = machine_now()
+    if not (is_on_npu(source) and is_on_npu(target)):
+        if not non_blocking or machine.capture is None:
+            machine.wait("a copy between host and device")
+    else:
+        machine.require_nothing_waits("a copy on the device")
+    launch(machine, _COPY, (source, target), {})
+    return target
+
+
+def _copy_from_and_resize(source: Tensor, target: Tensor) -> Tensor:
+    if source.shape != target.shape:
+        target.resize_(source.shape)
+    return copy_from(source, target)
+
+
+def to_copy(
+    source: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: object = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    machine = machine_now()
+    device = device or source.device
+    dtype = dtype or source.dtype
+    if dtype == torch.float64 and device.type == "npu":
+        machine.warn_once("Device do not support double dtype now, dtype cast replace with float.")
+        dtype = torch.float32
+    keep = memory_format in (None, torch.preserve_format) and _is_dense(source)
+    stride = source.stride() if keep else contiguous_stride(source.shape)
+    made = torch.empty_strided(source.shape, stride, dtype=dtype, device=device)
+    made.copy_(source, non_blocking=non_blocking)
+    return made
+
+
+def _local_scalar_dense(tensor: Tensor) -> Any:
+    machine = machine_now()
+    machine.wait("reading a value (.item())")
+    return machine.tensors.read(tensor).reshape(()).item()
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -239,3 +240,12 @@ def _addmm(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, a
 
 def _baddbmm(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return (beta * call.read_float32(bias) + alpha * _product(call, a, b, torch.bmm)).to(a.dtype)
+
+
+# The only aten ops that read FRACTAL_NZ.
+PRODUCTS = (
+    PlainKernel("mm", _mm, compiles=True),
+    PlainKernel("bmm", _bmm, compiles=True),
+    PlainKernel("addmm", _addmm, compiles=True),
+    PlainKernel("baddbmm", _baddbmm, compiles=True),
+)

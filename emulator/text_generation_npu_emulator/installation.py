@@ -21,7 +21,7 @@ from torch._ops import OpOverloadPacket
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import text_generation_npu_emulator.kernels  # noqa: F401 - declares them
-from text_generation_npu_emulator.aten import AtenKernels
+from text_generation_npu_emulator.aten import register_aten
 from text_generation_npu_emulator.device_module import NpuModule
 from text_generation_npu_emulator.fallback import fallback
 from text_generation_npu_emulator.hccl import register_backend
@@ -75,7 +75,7 @@ class _Installed:
         npu = NpuModule()
         _setup_privateuseone_for_python_backend("npu", backend_module=npu, hook=_Hooks(), device_guard=_Guard())
         aten = torch.library.Library("aten", "IMPL")
-        AtenKernels().register(aten)
+        register_aten(aten)
         others = torch.library.Library("_", "IMPL")
         others.fallback(fallback, "PrivateUse1", with_keyset=False)
         self.libraries = [aten, others]

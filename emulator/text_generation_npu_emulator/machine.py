@@ -46,11 +46,9 @@ class Machine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.cards = settings.visible_devices
-        totals = [settings.memory_mb * MIB for _ in self.cards]
-        self.allocator = Allocator(totals, settings.others_mb * MIB, self._on_freed)
-        self.tensors = Tensors(self.allocator, settings.silent)
+        self.tensors = self._make_tensors()
         self.counters = Counters()
-        self.jit_compile = settings.soc.jit_compile_default
+        self._jit_compile = settings.soc.jit_compile_default
         self.allow_internal_format = settings.soc.internal_format_default
         self.capture: Capture | None = None
         # Compressed masks that were looked at: block, its generation, offset.
@@ -63,8 +61,26 @@ class Machine:
         self._waiting: list[Replay] = []
         self.captured_graphs = 0
 
+    def _make_tensors(self) -> Tensors:
+        totals = [self.settings.memory_mb * MIB for _ in self.cards]
+        allocator = Allocator(totals, self.settings.others_mb * MIB, self._on_freed)
+        return Tensors(allocator, self.settings.silent)
+
     def _on_freed(self, block: Block) -> None:
         self.tensors.forget(block)
+
+    @property
+    def allocator(self) -> Allocator:
+        return self.tensors.allocator
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether legacy kernels are compiled for each shape."""
+        return self._jit_compile
+
+    @jit_compile.setter
+    def jit_compile(self, enabled: bool) -> None:
+        self._jit_compile = enabled
 
     def hold_outside(self, nbytes: int) -> None:
         """Memory of the current card that CANN takes for itself, outside of torch_npu's allocator."""
