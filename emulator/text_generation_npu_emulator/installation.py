@@ -34,6 +34,7 @@ from text_generation_npu_emulator.settings import VARIABLE, Settings, settings_f
 from text_generation_npu_emulator.soc import find_soc
 from text_generation_npu_emulator.tensors import is_on_npu
 from text_generation_npu_emulator.torch_npu_module import hide, make_torch_npu, show
+from text_generation_npu_emulator.wheel.installation import install_wheel
 
 # Ops that have no tensor to find the device by.
 _WITHOUT_TENSORS = ("empty_with_format",)
@@ -181,6 +182,8 @@ def uninstall() -> None:
 
 
 def _install(settings: Settings) -> Machine | None:
+    if settings.host == "wheel":
+        return install_wheel(settings)
     _mend_import()
     if settings.cann == "missing":
         hide()

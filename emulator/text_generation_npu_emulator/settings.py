@@ -19,6 +19,7 @@ class Settings:
     """One emulated machine. A field `x` is the environment variable `VARIABLE`_X; `soc` is `VARIABLE` itself."""
 
     soc: Soc
+    host: str = "python"  # or "wheel": what stands between torch and the kernels
     devices: int = 2  # cards in the machine; ASCEND_RT_VISIBLE_DEVICES picks from them
     memory_mb: int = 4096  # of one card; a real one's is soc.memory_bytes, which the host seldom has
     others_mb: int = 0  # of that, held by other processes
@@ -85,6 +86,7 @@ def settings_from_environment(environment: Mapping[str, str] | None = None) -> S
 
     return replace(
         unchanged,
+        host=value("HOST", unchanged.host),
         devices=int(value("DEVICES", unchanged.devices)),
         memory_mb=int(value("MEMORY_MB", unchanged.memory_mb)),
         others_mb=int(value("OTHERS_MB", unchanged.others_mb)),
