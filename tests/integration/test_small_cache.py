@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from tests.integration.conftest import LIMITS, Limits, serving_limited
+from tests.integration.conftest import LIMITS
 from tests.support.asking import Question, ask, ask_at_once, client_of, prompt_of, stream
 from tests.support.servers import Server, start_launcher
 from tests.support.witness import Witness
@@ -49,16 +49,13 @@ def test_eight_streams_over_a_cache_for_two_all_finish_as_alone(
     assert_nothing_is_held(small_cache)
 
 
-def test_asking_for_a_lot_takes_nothing_from_others(llama: Path) -> None:
+def test_asking_for_a_lot_takes_nothing_from_others(small_cache: Server) -> None:
     """G31: four streams, twice the cache if their tokens were reserved, then twenty short answers, which end first."""
-    # Eight times the tokens of the other tests: a second and more until the four have filled the cache, from when on
-    # those who come to ask wait behind whom had to yield.
-    limits = Limits(max_total=8 * LIMITS.max_total, cache=8 * LIMITS.cache)
-    num_long = limits.max_total - 8
-    assert 4 * limits.max_total >= 2 * limits.cache
+    num_long = LIMITS.max_total - 8
+    assert 4 * LIMITS.max_total >= 2 * LIMITS.cache
     ended_s: dict[str, list[float]] = {"long": [], "short": []}
 
-    with serving_limited(llama, limits) as server, client_of(server) as client, ThreadPoolExecutor(24) as pool:
+    with client_of(small_cache) as client, ThreadPoolExecutor(24) as pool:
         running = threading.Barrier(5)
 
         def ask_long(seed: int) -> None:
@@ -77,8 +74,8 @@ def test_asking_for_a_lot_takes_nothing_from_others(llama: Path) -> None:
         tasks += [pool.submit(ask_short, 10 + seed) for seed in range(20)]
         for task in tasks:
             task.result()
-        assert_nothing_is_held(server)
     assert max(ended_s["short"]) < min(ended_s["long"])
+    assert_nothing_is_held(small_cache)
 
 
 def test_accepted_limits_hold(small_cache: Server) -> None:

@@ -9,21 +9,32 @@ Steps are planned ahead of their answers: a plan counts on the shards running al
 table rows that a plan gives back can be handed out by that very plan, and what a step in flight writes into a block
 that was freed meanwhile is overwritten or unreachable.
 
+Who came first has the first claim to every block and table row. Others run in what it cannot use, ahead of it where it
+does not fit yet, and yield as soon as that makes it fit. So the oldest of all is never held up by the others, runs to
+its end, and then the next one is the oldest.
+
 Knows nothing about time limits, text, asyncio or the wire.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import attrgetter
 
 from text_generation_router.scheduling.blocks import BlockCounts, BlockPool
 from text_generation_router.scheduling.lookup import PromptLookup
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
 from text_generation_router.scheduling.request import FinishReason, Request, TokenEvent
 from text_generation_router.scheduling.sequence import Sequence, State
+
+# How far behind the first in the queue a plan looks for those who may pass it: some 20 µs of work.
+_MAX_PASSED = 64
+_ARRIVAL = attrgetter("arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +85,10 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self._clock = clock
-        self._waiting: deque[Sequence] = deque()  # preempted ones in front
-        self._running: list[Sequence] = []  # oldest first: the order in which they are served and not preempted
+        # Both in the order of arrival. Running ones are served in this order, and preempted in the opposite one.
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._num_arrived = 0
         self._free_table_indices = list(range(config.max_sequences - 1, -1, -1))
         self._release: list[int] = []  # table indices to be given back by the next plan
         self._in_flight: deque[_StepInFlight] = deque()
@@ -98,7 +111,9 @@ class Scheduler:
         """
         # Guesses are of no use under a grammar, whose next mask has to be worked out after each token.
         guesses = self.config.max_guesses > 0 and mask is None
-        sequence = Sequence(request, mask, PromptLookup(self.config.max_guesses) if guesses else None)
+        lookup = PromptLookup(self.config.max_guesses) if guesses else None
+        sequence = Sequence(request, self._num_arrived, mask, lookup)
+        self._num_arrived += 1
         self._waiting.append(sequence)
         return sequence
 
@@ -223,7 +238,9 @@ class Scheduler:
         self._give_back(sequence)
         sequence.num_computed_tokens = 0
         sequence.state = State.WAITING
-        self._waiting.appendleft(sequence)
+        # In front of it wait those it had passed, and those preempted in whose place it ran: few.
+        place = sum(1 for _ in takewhile(lambda other: other.arrival < sequence.arrival, self._waiting))
+        self._waiting.insert(place, sequence)
         self._preemptions += 1
         for position, row in enumerate(rows):
             if row.sequence is sequence:
@@ -232,34 +249,87 @@ class Scheduler:
         return 0
 
     def _admit(self, rows: list[_Row], budget: int) -> list[Sequence]:
-        """Let waiting sequences in, in their order, while budget, table rows and blocks last."""
+        """Let waiting sequences in while budget, table rows and blocks last: in the order in which they came, and past
+        those that do not fit."""
         admitted: list[Sequence] = []
-        while self._waiting and budget > 0 and self._free_table_indices:
-            sequence = self._waiting[0]
-            if sequence.num_pending_tokens or sequence.num_remaining_tokens == 0:
-                break  # preempted, and its last token, or the mask of its next one, is still on its way here
-            cached_block_ids = self._find_cached(sequence)
-            missing = self._num_blocks(len(sequence.token_ids)) - len(cached_block_ids)
-            needed = missing + self.pool.num_cached(cached_block_ids)
-            low_water = self._low_water_blocks if self._running else 0
-            if needed + low_water > self.pool.num_available:
+        place = 0  # in the queue; all in front of it have to wait
+        while budget > 0 and place < min(len(self._waiting), _MAX_PASSED + 1):
+            sequence = self._waiting[place]
+            # All rows are taken: only the first in the queue could have one, of somebody who came later.
+            if not self._free_table_indices and (place > 0 or self._running[-1].arrival < sequence.arrival):
                 break
-            self._waiting.popleft()
-            self.pool.share(cached_block_ids)
-            sequence.block_ids = [*cached_block_ids, *self.pool.allocate(missing)]
-            sequence.num_computed_tokens = len(cached_block_ids) * self.pool.block_size
-            sequence.num_remembered_blocks = len(cached_block_ids)
-            sequence.table_index = self._free_table_indices.pop()
-            sequence.state = State.RUNNING
-            if sequence.started_s == 0.0:
-                sequence.started_s = self._clock()
-            self._prefix_hit_tokens += sequence.num_computed_tokens
-            self._running.append(sequence)
+            cached_block_ids = self._room_for(sequence, rows, is_first=place == 0)
+            if cached_block_ids is None:
+                place += 1
+                continue
+            del self._waiting[place]
+            self._start(sequence, cached_block_ids)
             admitted.append(sequence)
             num_tokens = min(sequence.num_remaining_tokens, budget)
             rows.append(_Row(sequence, num_tokens, []))
             budget -= num_tokens
         return admitted
+
+    def _room_for(self, sequence: Sequence, rows: list[_Row], *, is_first: bool) -> list[int] | None:
+        """The blocks of its cached prefix, if a waiting sequence can start: now, or now that younger ones have yielded
+        to the first. None: it cannot."""
+        if sequence.num_pending_tokens or sequence.num_remaining_tokens == 0:
+            return None  # preempted, and its last token, or the mask of its next one, is still on its way here
+        if not is_first:
+            return self._find_cached(sequence) if self._may_pass(sequence) else None
+        cached_block_ids = self._find_cached(sequence)
+        if self._fits(sequence, cached_block_ids):
+            return cached_block_ids
+        if self._would_fit_beside_older(sequence):
+            while not self._fits(sequence, cached_block_ids):
+                self._preempt_newest(rows)
+            return cached_block_ids
+        return None
+
+    def _fits(self, sequence: Sequence, cached_block_ids: list[int]) -> bool:
+        """Whether there is a table row, and a block for all tokens known that are not cached."""
+        needed = self._num_blocks(len(sequence.token_ids)) - len(cached_block_ids)
+        needed += self.pool.num_cached(cached_block_ids)
+        low_water = self._low_water_blocks if self._running else 0
+        return bool(self._free_table_indices) and needed + low_water <= self.pool.num_available
+
+    def _would_fit_beside_older(self, sequence: Sequence) -> bool:
+        """Whether a sequence would fit without those that run and came later. False if there are none.
+
+        Blocks that older ones share are counted once for each: then it waits for older ones still, not for younger.
+        """
+        num_older = bisect_left(self._running, sequence.arrival, key=_ARRIVAL)
+        if num_older == len(self._running):
+            return False
+        kept = sum(len(older.block_ids) for older in self._running[:num_older])
+        low_water = self._low_water_blocks if num_older else 0
+        return self._num_blocks(len(sequence.token_ids)) + kept + low_water <= self.pool.num_blocks
+
+    def _may_pass(self, sequence: Sequence) -> bool:
+        """Whether a sequence would end before somebody needs its blocks, if all that run go on as long.
+
+        Where that fails it yields, and what it has computed is lost: the rule is there to make this rare. Without it,
+        blocks that a preempted sequence gave back would be filled at once, and taken away again a few steps later.
+        """
+        num_known = len(sequence.token_ids)
+        num_total = sequence.num_prompt_tokens + sequence.request.max_new_tokens
+        num_steps = num_total - num_known + -(-num_known // max(self.config.max_step_tokens // 4, 1))
+        num_blocks = self._num_blocks(num_total + len(self._running) * num_steps)
+        return num_blocks + self._low_water_blocks <= self.pool.num_available
+
+    def _start(self, sequence: Sequence, cached_block_ids: list[int]) -> None:
+        """Give a sequence a table row, and blocks for all tokens known."""
+        missing = self._num_blocks(len(sequence.token_ids)) - len(cached_block_ids)
+        self.pool.share(cached_block_ids)
+        sequence.block_ids = [*cached_block_ids, *self.pool.allocate(missing)]
+        sequence.num_computed_tokens = len(cached_block_ids) * self.pool.block_size
+        sequence.num_remembered_blocks = len(cached_block_ids)
+        sequence.table_index = self._free_table_indices.pop()
+        sequence.state = State.RUNNING
+        if sequence.started_s == 0.0:
+            sequence.started_s = self._clock()
+        self._prefix_hit_tokens += sequence.num_computed_tokens
+        insort(self._running, sequence, key=_ARRIVAL)
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
         if not self.config.prefix_caching or sequence.request.prompt_logprobs:

@@ -26,6 +26,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "arrival",
         "block_hashes",
         "block_ids",
         "is_constrained",
@@ -44,8 +45,11 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request, mask: bytes | None = None, lookup: PromptLookup | None = None) -> None:
+    def __init__(
+        self, request: Request, arrival: int, mask: bytes | None = None, lookup: PromptLookup | None = None
+    ) -> None:
         self.request = request
+        self.arrival = arrival  # how many came before
         self.is_constrained = mask is not None
         self.mask = mask  # of the next token to be sampled, if constrained; None while it is being worked out
         self.token_ids: list[int] = list(request.token_ids)  # prompt, then output as far as it is known here
