@@ -30,15 +30,11 @@ class DeviceProperties:
 
 
 class Config:
-    """torch.npu.config: switches that are attributes."""
+    """torch.npu.config: switches that can be set and not read."""
 
-    @property
-    def allow_internal_format(self) -> bool:
-        return machine_now().allow_internal_format
-
-    @allow_internal_format.setter
-    def allow_internal_format(self, allowed: bool) -> None:
-        machine_now().allow_internal_format = bool(allowed)
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "allow_internal_format":  # others are ignored, as torch_npu does it
+            machine_now().allow_internal_format = bool(value)
 
 
 class NpuModule(ModuleType):

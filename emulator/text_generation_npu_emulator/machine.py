@@ -5,6 +5,7 @@ Knows torch's registry only as the place from which kernels come: `installation`
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 
@@ -102,10 +103,14 @@ class Machine:
         """From now on an op computes nonsense, without an error."""
         self._faults.setdefault(name, Fault(name, "noise"))
 
-    def warn_once(self, message: str) -> None:
-        """A warning of torch_npu, given once."""
-        if message not in self._warned:
-            self._warned.add(message)
+    def warn_once(self, message: str, *, on_stderr: bool = False) -> None:
+        """A warning of torch_npu, given once. Its C++ has them on stderr where an op is called as torch.ops.<...>."""
+        if message in self._warned:
+            return
+        self._warned.add(message)
+        if on_stderr:
+            print(f"[W torch_npu] Warning: {message}", file=sys.stderr, flush=True)
+        else:
             warnings.warn(message, UserWarning, stacklevel=3)
 
     # Cards and streams.

@@ -77,18 +77,26 @@ def test_one_axis_stays_nd(make_machine: MachineMaker) -> None:
 
 
 @pytest.mark.parametrize("soc_name", ["Ascend910B4", "Ascend910_9391"])
-def test_on_a2_a_cast_gives_nd_until_private_formats_are_allowed(make_machine: MachineMaker, soc_name: str) -> None:
+def test_on_a2_a_cast_gives_nd_until_private_formats_are_allowed(
+    make_machine: MachineMaker, soc_name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Row "NZ cast with allow_internal_format False"."""
     make_machine(soc_name)
     import torch_npu
 
     nd = torch.ones(32, 32, dtype=torch.float16, device="npu")
-    assert torch.npu.config.allow_internal_format is False  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="allow_internel_format=False"):
+    for _ in range(2):
         assert int(torch_npu.get_npu_format(torch_npu.npu_format_cast(nd, NZ))) == ND
-    assert int(torch_npu.get_npu_format(torch_npu.npu_format_cast(nd, NZ))) == ND  # without a second warning
+    assert capfd.readouterr().err.count("internal format while allow_internal_format=False") == 1
     torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
     assert int(torch_npu.get_npu_format(torch_npu.npu_format_cast(nd, NZ))) == NZ
+
+
+def test_the_switch_for_formats_cannot_be_read(make_machine: MachineMaker) -> None:
+    make_machine("Ascend910PremiumA")
+    torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        _ = torch.npu.config.allow_internal_format  # type: ignore[attr-defined]
 
 
 def test_casts_of_newer_cann_do_not_ask(make_machine: MachineMaker) -> None:

@@ -27,8 +27,9 @@ def _wanted_format(call: Call, tensor: Tensor, wanted: int) -> int:
     )
     if not by_aclnn and not machine.allow_internal_format:
         machine.warn_once(
-            "Cannot create tensor with interal format while allow_internel_format=False, "
-            "tensor will be created with base format."
+            "Cannot create tensor with internal format while allow_internal_format=False, "
+            "tensor will be created with base format.",
+            on_stderr=True,
         )
         return ND
     if call.soc.aclnn_only:

@@ -25,7 +25,7 @@ _PACKETS_KEPT = frozenset(
     | {"record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense"}
 )
 # What torch makes of other ops, it makes of them on the other host, too.
-_COMPOSED = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_COMPOSED = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -43,7 +43,7 @@ def _composed(op: OpOverload) -> Callable[..., Any] | None:
 def replace_kernels() -> torch.library.Library:
     """Put the emulator's kernels in the place of torch_npu's. They stay for as long as what is returned."""
     library = torch.library.Library("aten", "IMPL")
-    special: dict[str, Callable[..., Any]] = {"copy_": _copy, "_to_copy": to_copy}
+    special: dict[str, Callable[..., Any]] = {"copy_": _copy, "_to_copy": to_copy, "clone": to_copy}
     special |= {kernel.name: launched(kernel) for kernel in PRODUCTS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden

@@ -6,7 +6,6 @@ torch_npu's own NPUGraph, task groups and events stand on top, with its own pool
 from __future__ import annotations
 
 from itertools import count
-from typing import TypeVar
 
 from text_generation_npu_emulator.graphs import (
     Mark,
@@ -23,26 +22,28 @@ from text_generation_npu_emulator.graphs import (
 from text_generation_npu_emulator.launch import Refused
 from text_generation_npu_emulator.present import machine_now
 
-_Kept = TypeVar("_Kept")
-
 
 class GraphEvents:
     """Graphs, task groups and marks, by the numbers under which the runtime knows them."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
+        self._captured = 0
         self._graphs: dict[int, list[Step]] = {}
         self._groups: dict[int, TaskGroup] = {}
         self._marks: dict[int, Mark] = {}
 
-    def begin_capture(self) -> None:
+    def begin_capture(self) -> int:
         begin_capture()
+        self._captured = next(self._numbers)
+        return self._captured
 
-    def end_capture(self) -> int:
+    def end_capture(self) -> None:
         capture = end_capture()
+        self._graphs[self._captured] = []  # which can be destroyed, whatever is wrong with it
         capture.finish()
+        self._graphs[self._captured] = capture.steps
         machine_now().captured_graphs += 1
-        return self._keep(self._graphs, capture.steps)
 
     def replay(self, graph: int) -> None:
         machine = machine_now()
@@ -58,7 +59,9 @@ class GraphEvents:
         begin_group()
 
     def end_group(self) -> int:
-        return self._keep(self._groups, end_group())
+        number = next(self._numbers)
+        self._groups[number] = end_group()
+        return number
 
     def begin_update(self, group: int) -> None:
         begin_update(self._groups[group])
@@ -72,8 +75,3 @@ class GraphEvents:
 
     def wait(self) -> None:
         machine_now().wait("waiting for the device")
-
-    def _keep(self, kept: dict[int, _Kept], value: _Kept) -> int:
-        number = next(self._numbers)
-        kept[number] = value
-        return number

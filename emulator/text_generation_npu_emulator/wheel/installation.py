@@ -47,7 +47,9 @@ def install_wheel(settings: Settings) -> WheelMachine:
     stand_in.configure(settings, GraphEvents())
     # A launch goes to the card from a second thread otherwise, and these cards have done it when it returns.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
-    torch_npu = importlib.import_module("torch_npu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own source
+        torch_npu = importlib.import_module("torch_npu")
     wanted = ".".join(settings.torch_npu.split(".")[:2])
     if not torch_npu.__version__.startswith(f"{wanted}."):
         raise ValueError(f"the installed torch_npu is {torch_npu.__version__}; {settings.torch_npu} was asked for")

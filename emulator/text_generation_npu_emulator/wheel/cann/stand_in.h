@@ -30,8 +30,8 @@ struct Stream {
 // What only the emulator can do. Numbers that name graphs and task groups are its own; 0 is none. Where one of these
 // does not succeed it has left a message, and returns the runtime's error code, or no number.
 struct Hooks {
-    aclError (*begin_capture)();
-    uint64_t (*end_capture)();
+    uint64_t (*begin_capture)();
+    aclError (*end_capture)();
     aclError (*replay)(uint64_t graph);
     void (*destroy)(uint64_t graph);
     aclError (*begin_group)();

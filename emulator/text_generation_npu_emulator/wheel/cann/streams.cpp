@@ -19,6 +19,7 @@ struct Event {
 
 std::atomic<int32_t> next_stream_id{1};
 std::atomic<Stream*> capturing{nullptr};
+std::atomic<uint64_t> captured_graph{0};  // its number, from the beginning of its capture on
 
 aclError refuse_while_capturing(const char* what) {
     return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "%s is not allowed while a graph is captured", what);
@@ -71,6 +72,7 @@ STAND_IN_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) {
 STAND_IN_API aclError aclrtSynchronizeDevice() { return wait_for_card("waiting for the device"); }
 STAND_IN_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return wait_for_card("waiting for the device"); }
 STAND_IN_API aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
+STAND_IN_API aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return ACL_SUCCESS; }
 STAND_IN_API aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { return ACL_SUCCESS; }
 
 // Events.
@@ -124,23 +126,24 @@ STAND_IN_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent star
 
 STAND_IN_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode) {
     if (capturing.load() != nullptr) return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a graph is being captured already");
-    const aclError error = hooks().begin_capture();
-    if (error == ACL_SUCCESS) capturing = static_cast<Stream*>(stream);
-    return error;
+    captured_graph = hooks().begin_capture();
+    if (captured_graph == 0) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    capturing = static_cast<Stream*>(stream);
+    return ACL_SUCCESS;
 }
 
 STAND_IN_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* graph) {
     const bool is_active = stream != nullptr && stream == capturing.load();
     *status = is_active ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
-    if (graph != nullptr) *graph = is_active ? stream : nullptr;
+    if (graph != nullptr) *graph = is_active ? handle_of(captured_graph) : nullptr;
     return ACL_SUCCESS;
 }
 
 STAND_IN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* graph) {
     if (stream != capturing.load()) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not captured");
     capturing = nullptr;
-    *graph = handle_of(hooks().end_capture());
-    return *graph == nullptr ? ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED : ACL_SUCCESS;
+    *graph = handle_of(captured_graph);
+    return hooks().end_capture();
 }
 
 STAND_IN_API aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode*) { return ACL_SUCCESS; }
