@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.docs.markdown import Section, sections
@@ -54,3 +56,10 @@ def test_both_pages_link_to_each_other_and_to_the_same_places(english: str, chin
         assert plain(ours) == plain(theirs), theirs.title
     for page, other in ((english, chinese), (chinese, english)):
         assert other.rpartition("/")[2] in sections(page)[1].links, f"{page} does not lead to {other}"
+
+
+@pytest.mark.parametrize("page", [chinese for _, chinese in PAIRS])
+def test_what_shall_be_bold_is_shown_bold(page: str) -> None:
+    """CommonMark does not end bold text behind punctuation where a letter follows, as it does without blanks."""
+    for section in sections(page):
+        assert not re.findall(r"[。，：；！？）”]\*\*\w", section.text), section.title
