@@ -34,6 +34,7 @@ class Fault:
     op: str
     kind: str
     number: int = 0
+    num_spoiled: int = 0  # results that it has touched
     _stale: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
@@ -48,13 +49,14 @@ class Fault:
         """What becomes of a result: a host tensor, the op's `place`-th. Never changes `result` itself."""
         if self.kind in ("raises", "slow") or result.numel() == 0:
             return result
+        if self.kind == "rows" and (result.dim() == 0 or result.shape[0] <= self.number):
+            return result
+        self.num_spoiled += 1
         if self.kind == "zeros":
             return torch.zeros_like(result)
         if self.kind == "noise":
             return self._noise(result)
         if self.kind == "rows":
-            if result.dim() == 0 or result.shape[0] <= self.number:
-                return result
             spoiled = result.clone()
             spoiled[self.number :] = self._noise(result[self.number :])
             return spoiled

@@ -234,6 +234,11 @@ class Ops(ABC):
             slot_mapping: [num_tokens] int32; -1 leaves the cache as it is.
         """
 
+    def cache_contents(self, cache: KVCache) -> tuple[Tensor, Tensor] | None:
+        """What one layer's cache holds, for checks: (keys, values), each [num_blocks, block_size, num_kv_heads,
+        head_dim] float32 on the host. None where only `attention` can read the layout."""
+        return None
+
     @abstractmethod
     def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         """Causal attention of each token over its own sequence, keys and values read from the paged cache.

@@ -75,6 +75,9 @@ class ReferenceOps(Ops):
                 cache.k[slot // cache.block_size, slot % cache.block_size] = k[token]
                 cache.v[slot // cache.block_size, slot % cache.block_size] = v[token]
 
+    def cache_contents(self, cache: KVCache) -> tuple[Tensor, Tensor]:
+        return cache.k, cache.v
+
     def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         out = torch.zeros(q.shape)
         num_heads = q.shape[1]
@@ -130,7 +133,8 @@ class ReferenceOps(Ops):
 
 def surviving(logits: Sequence[float], filters: Filters) -> dict[int, float]:
     """The tokens that the filters leave, and their probabilities."""
-    scores = {token_id: (logit - max(logits)) / filters.temperature for token_id, logit in enumerate(logits)}
+    largest = max(logits)
+    scores = {token_id: (logit - largest) / filters.temperature for token_id, logit in enumerate(logits)}
     best_first = sorted(scores, key=lambda i: (-scores[i], i))
     if 0 < filters.top_k < len(scores):
         kth = scores[best_first[filters.top_k - 1]]

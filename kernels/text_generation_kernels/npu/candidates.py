@@ -46,6 +46,7 @@ class Choice(Generic[RunT, ShapeT]):
     def __init__(self, op: str) -> None:
         self.op = op
         self.version = 0  # grows with every change, for those who keep what `select` gave
+        self.last: str | None = None  # the candidate that was selected last, for who has to say what computed
         self._candidates: list[Candidate[RunT, ShapeT]] = []
         self._names: list[str] = []
         self._refused: dict[str, str] = {}
@@ -75,6 +76,7 @@ class Choice(Generic[RunT, ShapeT]):
         selected = self._selected.get(shape)
         if selected is None:
             selected = self._selected[shape] = self._first(shape)
+        self.last = selected.name
         return selected
 
     @property

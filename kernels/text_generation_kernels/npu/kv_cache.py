@@ -25,6 +25,7 @@ from text_generation_kernels.npu.soc import Family
 
 Layout = Literal["nd", "nz"]
 FRACTAL_NZ = 29
+_ND = 2
 SPARE_BLOCKS = 1
 
 
@@ -102,6 +103,20 @@ def new_cache(
         if formats != [FRACTAL_NZ, FRACTAL_NZ]:
             raise RuntimeError(f"caches in NZ were asked for, formats {formats} came")
     return NpuKVCache(k, v, block_size, layout, num_blocks, num_kv_heads, head_dim)
+
+
+def read_cache(torch_npu: Any, cache: NpuKVCache) -> tuple[Tensor, Tensor]:
+    """What a cache holds, without the spare block: (keys, values), each [num_blocks, block_size, num_kv_heads,
+    head_dim] float32 on the host."""
+
+    def read(tensor: Tensor) -> Tensor:
+        if cache.layout == "nz":
+            plain = torch_npu.npu_format_cast(tensor, _ND).cpu()  # [num_blocks + 1, width / 16, block_size, 16]
+            tensor = plain.transpose(1, 2)
+        shape = (cache.num_blocks + SPARE_BLOCKS, cache.block_size, cache.num_kv_heads, cache.head_dim)
+        return tensor.cpu().reshape(shape)[: cache.num_blocks].float()
+
+    return read(cache.k), read(cache.v)
 
 
 def store_candidates(installed: InstalledOps, family: Family) -> Choice[Store, StoreShape]:

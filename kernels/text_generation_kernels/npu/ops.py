@@ -34,6 +34,7 @@ from text_generation_kernels.npu.kv_cache import (
     NpuKVCache,
     StoreShape,
     new_cache,
+    read_cache,
     store_candidates,
 )
 from text_generation_kernels.npu.linear import LinearShape, linear_candidates
@@ -216,10 +217,14 @@ class NpuOps(Ops):
         if not len(slot_mapping):
             return  # ATB raises on an empty step
         k, v = k.contiguous(), v.contiguous()
-        slots = self._existing_slots(slot_mapping, cache.spare_slot)
+        slots = self._existing_slots(slot_mapping, cache)
         self._store.select(StoreShape(cache.layout, k.dtype)).run(k, v, cache, slots)
         if cache.layout == "nz":
             cache.handoff.written = (k, v, slot_mapping)
+
+    def cache_contents(self, cache: KVCache) -> tuple[Tensor, Tensor]:
+        assert isinstance(cache, NpuKVCache)
+        return read_cache(self._torch_npu, cache)
 
     def attention(self, q: Tensor, cache: KVCache, step: StepMetadata, scale: float) -> Tensor:
         assert isinstance(cache, NpuKVCache)
@@ -250,10 +255,13 @@ class NpuOps(Ops):
     ) -> Tensor:
         return sampling.draw(logits, rows, filters, uniforms)
 
-    def _existing_slots(self, slot_mapping: Tensor, spare_slot: int) -> Tensor:
-        """The slots of a step, the spare one where it writes nothing."""
-        if self._slots is None or self._slots[0] is not slot_mapping or self._slots[1] != spare_slot:
-            self._slots = slot_mapping, spare_slot, torch.where(slot_mapping < 0, spare_slot, slot_mapping)
+    def _existing_slots(self, slot_mapping: Tensor, cache: NpuKVCache) -> Tensor:
+        """The slots of a step, those of the spare block where it writes nothing: each another one, as far as they go,
+        since A5's write takes no slot twice."""
+        if self._slots is None or self._slots[0] is not slot_mapping or self._slots[1] != cache.spare_slot:
+            places = torch.arange(len(slot_mapping), dtype=torch.int32, device=self.torch_device)
+            spare = places.remainder(cache.block_size).add(cache.spare_slot)
+            self._slots = slot_mapping, cache.spare_slot, torch.where(slot_mapping < 0, spare, slot_mapping)
         return self._slots[2]
 
     def _runs(
