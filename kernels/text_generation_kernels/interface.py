@@ -316,6 +316,7 @@ class MemoryInfo:
 
     total_bytes: int
     free_bytes: int  # what this process may still allocate, a container's limit counted
+    outside_bytes: int = 0  # used, and no tensor of this process: other processes, communicators, the runtime's own
 
 
 class Device(ABC):

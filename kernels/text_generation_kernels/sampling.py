@@ -13,6 +13,8 @@ from torch import Tensor
 from text_generation_kernels.interface import Filters, MostLikely
 
 OFF = 2.0  # a mass that no cumulative sum reaches, whatever its rounding
+# Of scores that are drawn from at once: 8 MB, and with a sort of them, their order and their sums 15 times that.
+_MAX_DRAWN_ELEMENTS = 2**21
 LOWEST_LOGPROB = -1e30  # stands for -inf where 0 * -inf must be 0
 MAX_TABLE_ELEMENTS = 2**20  # of log-probabilities held at once: 4 MB, about a core's cache
 
@@ -40,7 +42,16 @@ def top_k(logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
 
 
 def draw(logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]) -> Tensor:
-    """`Ops.draw`."""
+    """`Ops.draw`, a few rows at a time: a large vocabulary's tables of all rows would fill a card."""
+    rows_at_once = max(1, _MAX_DRAWN_ELEMENTS // logits.shape[-1])
+    drawn = []
+    for first in range(0, max(1, len(rows)), rows_at_once):
+        part = slice(first, first + rows_at_once)
+        drawn.append(_draw_at_once(logits, rows[part], filters[part], uniforms[part]))
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def _draw_at_once(logits: Tensor, rows: Sequence[int], filters: Sequence[Filters], uniforms: Sequence[float]) -> Tensor:
     scores = logits[list(rows)]
     temperature = torch.tensor([f.temperature for f in filters], dtype=torch.float32).to(scores.device)
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature[:, None]

@@ -32,6 +32,38 @@ class MemoryBudget:
         cap = total_bytes if self.max_bytes is None else min(self.max_bytes, total_bytes)
         return min(cap, int(total_bytes * self.fraction))
 
+    def held_back_bytes(self, device_kind: str, total_bytes: int) -> int:
+        """What is left alone: workspaces of the runtime, fragments, what nobody has thought of."""
+        if self.reserved_bytes is not None:
+            return self.reserved_bytes
+        share = int(total_bytes * _RESERVE)
+        return share if device_kind == "cpu" else max(_NPU_RESERVE_BYTES, share)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySum:
+    """Where one rank's share of a device goes, in bytes, as warm-up has found it."""
+
+    total: int  # of the device
+    cap: int  # of that, what may be used
+    held: int  # by this process, before it has a cache: weights, mostly
+    outside: int  # used, and no tensor of this process: HCCL's buffers, the runtime's own, other processes
+    step: int  # the largest step's working memory, captured graphs and tables
+    held_back: int
+    usable: int  # what the cache may take
+
+    def line(self, cache: int, cache_tokens: int) -> str:
+        """All of it in one line, with the cache that was made of what is left."""
+        parts = [f"weights {_gib(self.held)}", f"largest step {_gib(self.step)}"]
+        if self.outside:
+            parts.append(f"HCCL's buffers and what else is outside torch {_gib(self.outside)}")
+        parts.append(f"held back {_gib(self.held_back)}")
+        allowed = f", of which {_gib(self.cap)} may be used" if self.cap < self.total else ""
+        return (
+            f"Memory in GiB: {_gib(self.total)}{allowed}: {' + '.join(parts)} + KV cache {_gib(cache)} "
+            f"({cache_tokens} tokens) of {_gib(self.usable)} that it may take"
+        )
+
 
 def cache_bytes(
     device_kind: str,
@@ -50,11 +82,7 @@ def cache_bytes(
         used_bytes: what this process holds, the largest step's working memory included.
         world_size: ranks of the group, which on the CPU share one memory.
     """
-    reserve = budget.reserved_bytes
-    if reserve is None:
-        reserve = int(total_bytes * _RESERVE)
-        if device_kind != "cpu":
-            reserve = max(_NPU_RESERVE_BYTES, reserve)
+    reserve = budget.held_back_bytes(device_kind, total_bytes)
     usable = min(free_bytes, budget.cap_bytes(total_bytes) - used_bytes) - reserve
     if device_kind == "cpu":
         usable = min(usable, free_bytes // _CPU_SHARE) // world_size
@@ -63,3 +91,7 @@ def cache_bytes(
 
 def _bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * GIB)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f}"

@@ -7,13 +7,14 @@ ranks must come to the same numbers, so each figure is the smallest of all ranks
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from text_generation_proto import generate_pb2 as pb
 from text_generation_server.engine import CacheShape, Engine
-from text_generation_server.memory_budget import MemoryBudget, cache_bytes
+from text_generation_server.memory_budget import MemoryBudget, MemorySum, cache_bytes
+from text_generation_server.step_runner import Limits, StepRunner, StepSize, is_out_of_memory, largest_fitting
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,6 @@ _BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 # still pay if every third is right.
 _GUESSING_SLOWDOWN = 1.4
 _GUESSING_TOKENS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_GREEDY = pb.SamplingParameters()
-_COSTLY_SAMPLING = pb.SamplingParameters(do_sample=True, temperature=1.0, top_p=0.9, typical_p=0.9)
 
 
 class NotEnoughMemory(RuntimeError):
@@ -95,38 +94,121 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
             f"`max_total_tokens={wanted.max_total_tokens}` is more than the model's {model.max_positions} positions; "
             f"lower --max-total-tokens to {model.max_positions} or less"
         )
-    longest = min(wanted.max_total_tokens or model.max_positions, wanted.max_batch_prefill_tokens or _BUDGETS[-1])
     device.reset_peak_memory()
-    runner = _StepRunner(engine, wanted.max_sequences, longest)
-    prefill_tokens = wanted.max_batch_prefill_tokens
-    if prefill_tokens:
-        runner.prompt_seconds(prefill_tokens)
-    else:
-        prefill_tokens = _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
-    runner.largest_decode_seconds()
-    max_guessing_tokens = 0
-    if wanted.max_guesses:
-        paying = _choose_guessing_tokens(runner.decode_seconds, wanted.max_sequences, group.all_reduce_min)
-        max_guessing_tokens = max(paying, 1 + wanted.max_guesses)
-    working_bytes = device.peak_memory_bytes()
-    runner.close()
+    held = device.used_memory_bytes() - device.memory().outside_bytes
+    steps = _run_largest_steps(engine, wanted)
     device.synchronize()
 
     now = device.memory()
-    free_bytes = max(now.free_bytes - working_bytes, 0)
+    free_bytes = max(now.free_bytes - steps.working_bytes, 0)
     usable = cache_bytes(
         device.kind,
         total_bytes=now.total_bytes,
         free_bytes=free_bytes,
-        used_bytes=device.used_memory_bytes() + working_bytes,
+        used_bytes=device.used_memory_bytes() + steps.working_bytes,
         budget=budget,
         world_size=group.world_size,
     )
     usable = max(usable - device.ops.spare_kv_blocks * engine.block_bytes, 0)
     usable = group.all_reduce_min(usable)
-    shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
+    memory_sum = MemorySum(
+        total=now.total_bytes,
+        cap=budget.cap_bytes(now.total_bytes),
+        held=held,
+        outside=now.outside_bytes,
+        step=steps.working_bytes,
+        held_back=budget.held_back_bytes(device.kind, now.total_bytes),
+        usable=usable,
+    )
+    try:
+        shape = choose_shape(wanted, model.max_positions, engine.block_size, engine.block_bytes, usable)
+    except NotEnoughMemory:
+        logger.error("%s", memory_sum.line(0, 0))
+        raise
     engine.allocate(shape)
-    return Sizing(shape, prefill_tokens, free_bytes, shape.num_blocks * engine.block_bytes, max_guessing_tokens)
+    kv_cache_bytes = shape.num_blocks * engine.block_bytes
+    logger.info("%s", memory_sum.line(kv_cache_bytes, shape.num_blocks * shape.block_size))
+    return Sizing(shape, steps.max_batch_prefill_tokens, free_bytes, kv_cache_bytes, steps.max_guessing_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _LargestSteps:
+    """What running the largest steps has shown."""
+
+    max_batch_prefill_tokens: int
+    max_guessing_tokens: int
+    working_bytes: int  # the most that is held beside what was there before and the cache
+
+
+def _run_largest_steps(engine: Engine, wanted: Wanted) -> _LargestSteps:
+    """Run the largest that serving may have to, on a small cache that is gone afterwards.
+
+    Raises: NotEnoughMemory, when that does not fit beside the weights.
+    """
+    device, group = engine.device, engine.group
+    limits = Limits(
+        max_sequences=wanted.max_sequences,
+        max_total_tokens=wanted.max_total_tokens or engine.model.max_positions,
+        max_cached_tokens=wanted.max_batch_total_tokens or sys.maxsize,
+    )
+    tried = StepSize(wanted.max_batch_prefill_tokens or _BUDGETS[-1], wanted.max_sequences)
+    try:
+        with _runner(engine, limits, tried) as runner:
+            if not wanted.max_batch_prefill_tokens:
+                chosen = _choose_step_tokens(runner.prompt_seconds, group.all_reduce_min)
+                tried = StepSize(chosen, wanted.max_sequences)
+            elif device.kind == "cpu":
+                runner.prompt_seconds(tried.num_tokens)
+            runner.run_largest(tried)
+            max_guessing_tokens = 0
+            if wanted.max_guesses:
+                paying = _choose_guessing_tokens(runner.decode_seconds, wanted.max_sequences, group.all_reduce_min)
+                max_guessing_tokens = max(paying, 1 + wanted.max_guesses)
+            working_bytes = device.peak_memory_bytes()
+            if device.kind != "cpu":  # whose pages take no memory before they are written to
+                working_bytes = max(working_bytes - runner.cache_bytes, 0)
+            return _LargestSteps(tried.num_tokens, max_guessing_tokens, working_bytes)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+
+    # Out here nothing holds the failed step's tensors any more.
+    def runs(size: StepSize) -> bool:
+        try:
+            with _runner(engine, replace(limits, max_sequences=size.num_rows), size) as runner:
+                runner.run_largest(size)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    # Ranks cannot search: they would fail at different places, and wait for each other.
+    fitting = largest_fitting(tried, runs) if group.world_size == 1 else None
+    raise NotEnoughMemory(_step_does_not_fit(tried, fitting, told))
+
+
+@contextmanager
+def _runner(engine: Engine, limits: Limits, size: StepSize) -> Iterator[StepRunner]:
+    """A runner for steps up to a size; what it has allocated is free afterwards."""
+    try:
+        yield StepRunner(engine, limits, size.num_tokens)
+    finally:
+        engine.free()
+
+
+def _step_does_not_fit(tried: StepSize, fitting: StepSize | None, told: str) -> str:
+    """The line for whoever started the server, with the largest step that does fit where one was found."""
+    remedy = "lower --max-batch-prefill-tokens or --max-concurrent-requests, or use more shards (--num-shard)"
+    if fitting is not None:
+        remedy = f"--max-batch-prefill-tokens {fitting.num_tokens} fits"
+        if fitting.num_rows < tried.num_rows:
+            remedy = f"--max-concurrent-requests {fitting.num_rows} with {remedy}"
+    return (
+        f"Not enough memory for a step of {tried.num_tokens} prompt tokens and {tried.num_rows} sequences beside the "
+        f"weights; {remedy} ({told})"
+    )
 
 
 def _choose_step_tokens(seconds: Callable[[int], float], smallest_of_ranks: Callable[[int], int]) -> int:
@@ -166,51 +248,3 @@ def _choose_guessing_tokens(
             break
         chosen = num_rows
     return chosen
-
-
-class _StepRunner:
-    """Runs steps of made-up tokens on a small cache of its own. Rows share its blocks: values do not matter here."""
-
-    def __init__(self, engine: Engine, max_sequences: int, longest: int) -> None:
-        self._engine = engine
-        self._max_sequences = max_sequences
-        self._longest = longest
-        engine.allocate(CacheShape(-(-longest // engine.block_size), engine.block_size, max_sequences, longest))
-
-    def prompt_seconds(self, num_tokens: int) -> float:
-        """Seconds of one step over so many prompt tokens, in as few prompts as the longest one allows."""
-        lengths = [self._longest] * min(num_tokens // self._longest, self._max_sequences)
-        if num_tokens % self._longest and len(lengths) < self._max_sequences:
-            lengths.append(num_tokens % self._longest)
-        return self._run(lengths, _COSTLY_SAMPLING)
-
-    def largest_decode_seconds(self) -> float:
-        """Seconds of one step of as many decode rows as may run at once, each sampling over the whole vocabulary."""
-        return self._run([1] * self._max_sequences, _COSTLY_SAMPLING)
-
-    def decode_seconds(self, num_rows: int) -> float:
-        """Seconds of one step of so many decode rows, greedy."""
-        return self._run([1] * num_rows, _GREEDY)
-
-    def close(self) -> None:
-        self._engine.free()
-
-    def _run(self, lengths: list[int], sampling: pb.SamplingParameters) -> float:
-        self._engine.reset()
-        request = pb.StepRequest(
-            admit=[
-                pb.Admission(
-                    table_index=index,
-                    token_ids=[0] * length,
-                    num_prompt_tokens=length,
-                    block_ids=range(-(-length // self._engine.block_size)),
-                    sampling=sampling,
-                )
-                for index, length in enumerate(lengths)
-            ],
-            row_table_index=range(len(lengths)),
-            row_num_tokens=lengths,
-        )
-        started = time.perf_counter()
-        self._engine.step(request)
-        return time.perf_counter() - started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from text_generation_server.memory_budget import MemoryBudget, cache_bytes
+from text_generation_server.memory_budget import MemoryBudget, MemorySum, cache_bytes
 
 GIB = 2**30
 
@@ -39,3 +39,19 @@ def test_cache_gets_what_the_budget_leaves(
         world_size=world_size,
     )
     assert found == pytest.approx(expected * GIB, rel=1e-6)
+
+
+def test_the_sum_is_one_line_that_adds_up() -> None:
+    shown = MemorySum(
+        total=32 * GIB,
+        cap=29 * GIB,
+        held=13 * GIB,
+        outside=GIB // 2,
+        step=3 * GIB // 2,
+        held_back=2 * GIB,
+        usable=12 * GIB,
+    )
+    assert shown.line(8 * GIB, 16384) == (
+        "Memory in GiB: 32.00, of which 29.00 may be used: weights 13.00 + largest step 1.50 + HCCL's buffers and what "
+        "else is outside torch 0.50 + held back 2.00 + KV cache 8.00 (16384 tokens) of 12.00 that it may take"
+    )

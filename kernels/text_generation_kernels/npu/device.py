@@ -84,8 +84,9 @@ class NpuDevice(Device):
     def memory(self) -> MemoryInfo:
         """As the driver counts, so that other processes' share is not free. What the allocator only keeps is."""
         self._npu.empty_cache()
-        free_bytes, total_bytes = self._npu.mem_get_info(self._index)
-        return MemoryInfo(total_bytes=int(total_bytes), free_bytes=int(free_bytes))
+        free_bytes, total_bytes = (int(nbytes) for nbytes in self._npu.mem_get_info(self._index))
+        outside_bytes = total_bytes - free_bytes - int(self._npu.memory_reserved(self._index))
+        return MemoryInfo(total_bytes, free_bytes, max(0, outside_bytes))
 
     def used_memory_bytes(self) -> int:
         """All that is not free: tensors, workspaces, HCCL's buffers, and what other processes hold, which a limit such
