@@ -103,6 +103,10 @@ class Machine:
         """From now on an op computes nonsense, without an error."""
         self._faults.setdefault(name, Fault(name, "noise"))
 
+    def inject(self, faults: str) -> None:
+        """From now on ops go wrong as those in the settings do from the start. Raises: ValueError."""
+        self._faults.update(parse_faults(faults))
+
     def warn_once(self, message: str, *, on_stderr: bool = False) -> None:
         """A warning of torch_npu, given once. Its C++ has them on stderr where an op is called as torch.ops.<...>."""
         if message in self._warned:

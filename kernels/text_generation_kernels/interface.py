@@ -7,6 +7,7 @@ of packed weights and of the KV cache belong to the backend: nothing outside it 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ class Ops(ABC):
     activation_dtype: torch.dtype
     token_multiple: int = 1  # sizes of steps are to be rounded up to this
     spare_kv_blocks: int = 0  # blocks that `new_kv_cache` allocates beside those that were asked for
+    # Where the chip saturates, what an overflow becomes, with either sign; a NaN becomes 0 there. Else both show.
+    saturates_at: float = math.inf
 
     @property
     def description(self) -> str:

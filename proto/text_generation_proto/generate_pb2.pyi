@@ -161,7 +161,7 @@ class StepRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., admit: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_table_index: _Optional[_Iterable[int]] = ..., append_block_id: _Optional[_Iterable[int]] = ..., row_table_index: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., masked_rows: _Optional[_Iterable[int]] = ..., masks: _Optional[bytes] = ..., guess_rows: _Optional[_Iterable[int]] = ..., guess_counts: _Optional[_Iterable[int]] = ..., guess_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs", "prompt_logprobs", "forward_ns", "sample_ns", "row_num_sampled")
+    __slots__ = ("step_id", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs", "prompt_logprobs", "forward_ns", "sample_ns", "row_num_sampled", "faults")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class StepResponse(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
     ROW_NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
@@ -182,7 +183,16 @@ class StepResponse(_message.Message):
     forward_ns: int
     sample_ns: int
     row_num_sampled: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., row_num_sampled: _Optional[_Iterable[int]] = ...) -> None: ...
+    faults: _containers.RepeatedCompositeFieldContainer[Fault]
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., row_num_sampled: _Optional[_Iterable[int]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("table_index", "message")
+    TABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    table_index: int
+    message: str
+    def __init__(self, table_index: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("table_index", "first_position", "logprobs")

@@ -205,6 +205,7 @@ def _stats_lines(stats: SchedulerStats, max_batch_total_tokens: int) -> Iterator
         ("tgi_prefix_cache_hit_tokens", "Prompt tokens found in the cache", "counter", stats.prefix_hit_tokens),
         ("tgi_guessed_tokens", "Tokens guessed ahead", "counter", stats.guessed_tokens),
         ("tgi_guessed_right_tokens", "Tokens guessed ahead and right", "counter", stats.guessed_right_tokens),
+        ("tgi_logits_faults", "Sequences ended by logits that were no numbers", "counter", stats.logits_faults),
         ("tgi_batch_preemptions", "Sequences put back to make room", "counter", stats.preemptions),
     ):
         yield from _heading(name, help, kind)

@@ -17,11 +17,12 @@ from typing import Protocol
 
 from text_generation_proto import generate_pb2 as pb
 from text_generation_router.scheduling.blocks import BlockPool
-from text_generation_router.scheduling.plan import StepPlan
+from text_generation_router.scheduling.plan import StepPlan, StepResult
 from text_generation_router.scheduling.request import (
     Constraint,
     ConstraintFailed,
     GenerationFailed,
+    LogitsFault,
     NotFinishedInTime,
     NotStartedInTime,
     Request,
@@ -35,6 +36,8 @@ from text_generation_router.wire import decode_result, encode_plan
 logger = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
+# Requests ended by the model's logits, none answered between them: then it is the device, not a prompt.
+_MAX_FAULTS_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ class Replica:
         self._health_check: asyncio.Task[bool] | None = None
         self._wake = asyncio.Event()
         self._failure: str | None = None
+        self._faults_in_a_row = 0
         self._stream = shards.open_steps(self._take_answer, self._fail)
         self._loop_task = asyncio.create_task(self._run())
 
@@ -204,11 +208,13 @@ class Replica:
             self._constraints[id(sequence)] = constraint
         reader = self._readers[id(sequence)] = _Reader()
         timers = self._start_timers(sequence)
+        failed = False
         self._wake.set()
         try:
             while True:
                 event = await reader.events.get()
                 if isinstance(event, Exception):
+                    failed = True
                     raise event
                 yield event
                 if event.finish_reason is not None:
@@ -219,6 +225,8 @@ class Replica:
             del self._readers[id(sequence)]
             self._constraints.pop(id(sequence), None)
             self._scheduler.abort(sequence)
+            if reader.last_token_s and not failed:
+                self._faults_in_a_row = 0
             if is_probe:
                 self._probe = None
             self._wake.set()
@@ -250,7 +258,8 @@ class Replica:
         return stats
 
     async def check_health(self) -> bool:
-        """Whether a request would be served: every rank's device thread is alive, and, when idle, one token is made.
+        """Whether a request would be served: every rank's device thread is alive, and, when idle, one token is made;
+        when busy, some request has been answered since the last ten whose logits were no numbers.
 
         Who asks while a check is under way gets its result.
         """
@@ -267,7 +276,7 @@ class Replica:
             return False
         stats = self._scheduler.stats()
         if stats.running or stats.waiting:
-            return True
+            return self._faults_in_a_row < _MAX_FAULTS_IN_A_ROW
         try:
             return await asyncio.wait_for(self._make_one_token(), _HEALTH_TIMEOUT_S)
         except (GenerationFailed, asyncio.TimeoutError):
@@ -293,13 +302,19 @@ class Replica:
                 await self._wake.wait()
                 self._wake.clear()
                 events: list[tuple[Sequence, TokenEvent]] = []
+                faults: list[tuple[Sequence, str]] = []
                 while self._answers:
-                    events.extend(self._complete(*self._answers.popleft()))
+                    answer, arrived_s = self._answers.popleft()
+                    result = decode_result(answer)
+                    faults.extend(self._scheduler.end_faulty(result))
+                    events.extend(self._complete(answer, result, arrived_s))
                 for sequence, event in events:
                     if sequence.is_constrained and event.finish_reason is None:
                         self._start_advancing(sequence, event.token_id)
                 await self._send_steps()
                 self._deliver(events)
+                for sequence, message in faults:
+                    self._end_faulty(sequence, message)
         except Exception as error:
             logger.exception("The scheduling loop failed")
             self._fail(f"the router's scheduling loop failed: {error!r}")
@@ -339,6 +354,16 @@ class Replica:
             reader.events.put_nowait(reason)
         self._wake.set()
 
+    def _end_faulty(self, sequence: Sequence, message: str) -> None:
+        self._end(sequence, LogitsFault(message))
+        logger.error("A request was ended: %s", message)
+        self._faults_in_a_row += 1
+        if self._faults_in_a_row == _MAX_FAULTS_IN_A_ROW:
+            logger.error(
+                "%d requests in a row were ended like this: /health says unhealthy until one is answered",
+                _MAX_FAULTS_IN_A_ROW,
+            )
+
     async def _send_steps(self) -> None:
         while self._scheduler.num_steps_in_flight < self._depth and self._failure is None:
             planning_s = time.monotonic()
@@ -358,10 +383,12 @@ class Replica:
             await self._stream.send(encode_plan(plan))
             step.sent_s = time.monotonic()
 
-    def _complete(self, answer: pb.StepResponse, arrived_s: float) -> list[tuple[Sequence, TokenEvent]]:
+    def _complete(
+        self, answer: pb.StepResponse, result: StepResult, arrived_s: float
+    ) -> list[tuple[Sequence, TokenEvent]]:
         step = self._sent.popleft()
         completing_s = time.monotonic()
-        events = self._scheduler.complete(decode_result(answer))
+        events = self._scheduler.complete(result)
         if not step.is_probe:
             forward_s, sample_s = answer.forward_ns / 1e9, answer.sample_ns / 1e9
             # A step that was sent ahead begins when the shards have answered the one before.

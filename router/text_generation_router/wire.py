@@ -78,4 +78,5 @@ def decode_result(message: pb.StepResponse) -> StepResult:
         forward_ns=message.forward_ns,
         sample_ns=message.sample_ns,
         row_num_sampled=tuple(message.row_num_sampled),
+        faults={fault.table_index: fault.message for fault in message.faults},
     )

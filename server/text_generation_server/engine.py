@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,15 @@ from text_generation_kernels.interface import CapturedStep, CaptureRefused, Devi
 from text_generation_proto import generate_pb2 as pb
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.parallel import TensorParallelGroup
-from text_generation_server.sampling import Sampler, SampleResult, SampleRow, token_logprobs
+from text_generation_server.sampling import (
+    Sampler,
+    SampleResult,
+    SampleRow,
+    describe,
+    is_faulty,
+    mark_faulty,
+    token_logprobs,
+)
 from text_generation_server.sequences import IntArray, ScoredSpan, SequenceTable, StepBatch
 
 logger = logging.getLogger(__name__)
@@ -47,6 +56,9 @@ class LaunchedStep:
     step_id: int
     samples: SampleResult | None  # None on ranks other than 0, and when no row samples
     row_num_sampled: tuple[int, ...]  # tokens of each sampled row; empty: one each
+    sampled_table_index: IntArray  # [num_sampled_rows]
+    logits: Tensor | None  # [num_logits, vocab_size] float32, whence the samples come; None like them
+    kept: tuple[int, ...]  # rows of the logits, one for each sample; empty: all of them
     scored: tuple[tuple[ScoredSpan, Tensor], ...]  # with [count] float32 each; empty on ranks other than 0
     launched_ns: int
     sampling_ns: int  # when sampling was launched
@@ -124,15 +136,29 @@ class Engine:
         batch = table.batch(request)
         logits, scored = self._compute(batch)
         sampling_ns = time.perf_counter_ns()
+        row_num_sampled: tuple[int, ...] = ()
+        kept: tuple[int, ...] = ()
         if batch.guesses is None:
             samples = self._sample(table, batch, logits)
-            row_num_sampled: tuple[int, ...] = ()
         else:
-            samples, row_num_sampled = self._sample_guessed(table, batch, batch.guesses, logits)
-        return LaunchedStep(request.step_id, samples, row_num_sampled, scored, launched_ns, sampling_ns)
+            samples, row_num_sampled, kept = self._sample_guessed(table, batch, batch.guesses, logits)
+        return LaunchedStep(
+            step_id=request.step_id,
+            samples=samples,
+            row_num_sampled=row_num_sampled,
+            sampled_table_index=batch.sampled_table_index,
+            logits=logits,
+            kept=kept,
+            scored=scored,
+            launched_ns=launched_ns,
+            sampling_ns=sampling_ns,
+        )
 
     def finish(self, launched: LaunchedStep) -> pb.StepResponse:
-        """Read a launched step's results back, waiting for the device. Times are then those of the whole step."""
+        """Read a launched step's results back, waiting for the device. Times are then those of the whole step.
+
+        To be called before the next launch, which may reuse the memory of the logits.
+        """
         response = pb.StepResponse(step_id=launched.step_id, row_num_sampled=launched.row_num_sampled)
         samples = launched.samples
         if samples is not None:
@@ -147,11 +173,32 @@ class Engine:
             response.prompt_logprobs.add(
                 table_index=span.table_index, first_position=span.first_position, logprobs=logprobs.tolist()
             )
+        for table_index, what in self._faults(launched, response).items():
+            response.faults.add(
+                table_index=table_index,
+                message=f"the model gave {what}, by which no token can be chosen (step {launched.step_id}, "
+                f"{self.device.name}); run `text-generation-server selfcheck` on this machine, and attach what "
+                "`text-generation-server report` writes to a bug report",
+            )
         if samples is None:
             self.device.synchronize()
         response.forward_ns = launched.sampling_ns - launched.launched_ns
         response.sample_ns = time.perf_counter_ns() - launched.sampling_ns
         return response
+
+    def _faults(self, launched: LaunchedStep, response: pb.StepResponse) -> dict[int, str]:
+        """What is wrong with the logits of a sequence, by table index: nothing, unless something is broken."""
+        faults: dict[int, str] = {}
+        for scores in response.prompt_logprobs:
+            if any(map(is_faulty, scores.logprobs)):
+                faults[scores.table_index] = "logits that are no numbers behind its prompt's tokens"
+        for place, logprob in enumerate(response.logprobs):
+            if is_faulty(logprob):
+                assert launched.logits is not None
+                owners = np.repeat(launched.sampled_table_index, launched.row_num_sampled or 1)
+                row = launched.kept[place] if launched.kept else place
+                faults[int(owners[place])] = describe(launched.logits[row], self.device.ops.saturates_at)
+        return faults
 
     def _allocated_table(self) -> SequenceTable:
         assert self._table is not None, "a step before Warmup"
@@ -201,13 +248,13 @@ class Engine:
         batch: StepBatch,
         guesses: tuple[tuple[int, ...], ...],
         logits: Tensor | None,
-    ) -> tuple[SampleResult | None, tuple[int, ...]]:
+    ) -> tuple[SampleResult | None, tuple[int, ...], tuple[int, ...]]:
         """Sample behind every row's last known token and behind each guess, and keep what is right.
 
         A row's tokens are those that steps of one token each would have given: noise and penalties depend on position
         and history alone, and a sample counts only where all guesses before it came true. Waits for the device.
 
-        Returns: the kept samples (None on ranks other than 0), and how many each row has.
+        Returns: the kept samples (None on ranks other than 0), how many each row has, and of which logits they are.
         """
         indices = batch.sampled_table_index
         samples: SampleResult | None = None
@@ -231,7 +278,7 @@ class Engine:
             row_token_ids.append(token_ids[: num_right + 1])
             first += len(token_ids)
         table.append_guessed(indices, row_token_ids)
-        return None if samples is None else samples.select(kept), tuple(map(len, row_token_ids))
+        return None if samples is None else samples.select(kept), tuple(map(len, row_token_ids)), tuple(kept)
 
     @classmethod
     def _sample_rows(cls, table: SequenceTable, indices: Sequence[int], masks: Mapping[int, bytes]) -> list[SampleRow]:
@@ -261,7 +308,9 @@ class Engine:
                 stop = min(start + _SCORED_AT_ONCE, span.count)
                 logits = self.model.logits(hidden[span.first_hidden + start : span.first_hidden + stop])
                 if logits is not None:
-                    parts.append(token_logprobs(logits, token_ids[start:stop], self.device.ops.most_likely(logits)))
+                    best = self.device.ops.most_likely(logits)
+                    scores = token_logprobs(logits, token_ids[start:stop], best)
+                    parts.append(mark_faulty(scores, logits, best, self.device.ops.saturates_at))
             if parts:
                 scored.append((span, torch.cat(parts)))
         return tuple(scored)

@@ -17,6 +17,7 @@ from text_generation_router.replica import NoObserver, Replica, StepObserver, St
 from text_generation_router.scheduling.request import (
     ConstraintFailed,
     GenerationFailed,
+    LogitsFault,
     NotFinishedInTime,
     NotStartedInTime,
     Request,
@@ -363,3 +364,71 @@ def test_missing_shard_is_named_with_the_flag(tmp_path: Path) -> None:
             await ShardGroup.connect(str(tmp_path / "nobody-0"), timeout_s=0.5)
 
     asyncio.run(test())
+
+
+BROKEN_TOKEN = 200
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(tmp_path: Path) -> None:
+    """Its tokens up to there arrive, then the shard's reason; who runs beside it notices nothing."""
+    shard = ScriptedShard(str(tmp_path / "s-0"), broken_token=BROKEN_TOKEN)
+    generated = reference_tokens((1, 2, 3), 12, shard.next_token)
+    place = 7
+    shard.broken_token = generated[place]
+    assert generated.index(shard.broken_token) == place
+    other = (5, 5, 5)
+    assert shard.broken_token not in (*other, *reference_tokens(other, 20, shard.next_token))
+
+    async def test(replica: Replica) -> None:
+        neighbour = asyncio.create_task(collect(replica, Request(other, 20)))
+        received: list[int] = []
+
+        async def receive() -> None:
+            async for event in replica.submit(Request((1, 2, 3), 12)):
+                received.append(event.token_id)
+
+        with pytest.raises(LogitsFault, match=r"the model gave no numbers \(scripted\)"):
+            await receive()
+        assert received == generated[: place + 1]
+        assert [event.token_id for event in await neighbour] == reference_tokens(other, 20, shard.next_token)
+        assert replica.stats().logits_faults == 1
+        assert replica.stats().blocks.owned == 0
+
+    run(test, shard)
+
+
+def test_a_busy_server_is_unhealthy_after_ten_faults_until_a_request_is_answered(tmp_path: Path) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), broken_token=BROKEN_TOKEN, step_s=0.005)
+
+    async def fail(replica: Replica) -> None:
+        with pytest.raises(LogitsFault):
+            await collect(replica, Request((BROKEN_TOKEN, 1), 2))
+
+    async def test(replica: Replica) -> None:
+        running = replica.submit(Request((5, 6), 190))
+        await anext(running)
+        for _ in range(9):
+            await fail(replica)
+        assert await replica.check_health()
+        await fail(replica)
+        assert not await replica.check_health()
+        await collect(replica, Request((7, 8), 2))
+        assert await replica.check_health()
+        await running.aclose()
+
+    run(test, shard)
+
+
+def test_an_idle_server_is_as_healthy_as_the_token_it_makes(tmp_path: Path) -> None:
+    """Whatever made ten requests fail, a token of its own that is right counts as an answer."""
+    shard = ScriptedShard(str(tmp_path / "s-0"), broken_token=BROKEN_TOKEN)
+
+    async def test(replica: Replica) -> None:
+        for _ in range(10):
+            with pytest.raises(LogitsFault):
+                await collect(replica, Request((BROKEN_TOKEN, 1), 2))
+        assert await replica.check_health()
+        shard.broken_token = 0  # which is the token that a health check begins with
+        assert not await replica.check_health()
+
+    run(test, shard)

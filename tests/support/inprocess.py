@@ -44,6 +44,7 @@ class InProcessReplica:
     depth: int = 2
     max_guesses: int = 0
     events: dict[int, list[TokenEvent]] = field(default_factory=dict)  # by id(sequence)
+    faults: dict[int, str] = field(default_factory=dict)  # by id(sequence): why its logits were no numbers
 
     def __post_init__(self) -> None:
         block_size = self.engine.block_size
@@ -76,7 +77,10 @@ class InProcessReplica:
             return False
         _, message = self._sent.popleft()
         answer = self.engine.step(pb.StepRequest.FromString(message)).SerializeToString()
-        for sequence, event in self.scheduler.complete(decode_result(pb.StepResponse.FromString(answer))):
+        result = decode_result(pb.StepResponse.FromString(answer))
+        for sequence, reason in self.scheduler.end_faulty(result):
+            self.faults[id(sequence)] = reason
+        for sequence, event in self.scheduler.complete(result):
             self.events[id(sequence)].append(event)
         return True
 

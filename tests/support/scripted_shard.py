@@ -86,7 +86,8 @@ def encode_result(result: StepResult) -> pb.StepResponse:
 
 
 class ScriptedShard(ShardServicer):
-    """Serves one rank. `fail_at_step` ends the stream with an error at that step; `step_s` is a step's duration."""
+    """Serves one rank. `fail_at_step` ends the stream with an error at that step; `step_s` is a step's duration; the
+    logits behind a sequence that holds the token `broken_token` are no numbers."""
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class ScriptedShard(ShardServicer):
         max_total_tokens: int = 1024,
         step_s: float = 0.0,
         fail_at_step: int | None = None,
+        broken_token: int | None = None,
         protocol_version: int = PROTOCOL_VERSION,
     ) -> None:
         self.socket_path = socket_path
@@ -108,6 +110,7 @@ class ScriptedShard(ShardServicer):
         self.max_total_tokens = max_total_tokens
         self.step_s = step_s
         self.fail_at_step = fail_at_step
+        self.broken_token = broken_token
         self.protocol_version = protocol_version
         self.next_token = next_token or hashed_token(vocab_size)
         self.model = ShardModel(num_blocks, block_size, self.next_token)
@@ -166,7 +169,13 @@ class ScriptedShard(ShardServicer):
                 await context.abort(grpc.StatusCode.INTERNAL, f"step {request.step_id}: scripted failure")
             if self.step_s:
                 await asyncio.sleep(self.step_s)
-            yield encode_result(self.model.run(decode_plan(request)))
+            plan = decode_plan(request)
+            answer = encode_result(self.model.run(plan))
+            for table_index, _ in plan.rows:
+                # Its last token was sampled by this step.
+                if self.broken_token in self.model.rows[table_index].token_ids[:-1]:
+                    answer.faults.add(table_index=table_index, message="the model gave no numbers (scripted)")
+            yield answer
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ What a candidate may take for granted is done here: no empty tensors, contiguous
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,7 @@ class NpuOps(Ops):
         self.activation_dtype = dtype
         self.token_multiple = family.token_multiple
         self.spare_kv_blocks = SPARE_BLOCKS
+        self.saturates_at = torch.finfo(dtype).max if family.saturates else math.inf
         self.tasks = GraphTasks(torch_npu.npu)
         self.weights = WeightPacker(torch_npu, device, dtype, family, wanted=weight_layout)
         self._torch_npu = torch_npu

@@ -130,6 +130,15 @@ class BlockPool:
                 if self._hash_of[block_id] is not None:
                     self._num_cached += 1
 
+    def forget(self, hashes: SequenceABC[BlockHash]) -> None:
+        """Make blocks unfindable: what was written into them is not to be trusted."""
+        for block_hash in hashes:
+            block_id = self._block_of.pop(block_hash, None)
+            if block_id is not None:
+                self._hash_of[block_id] = None
+                if self._references[block_id] == 0:
+                    self._num_cached -= 1
+
     def remember(self, block_id: int, block_hash: BlockHash) -> None:
         """Make an owned block findable: it is full, and its keys and values are computed by a step already planned.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from text_generation_router.scheduling.request import SamplingParameters, TokenNumbers
 
@@ -51,3 +51,5 @@ class StepResult:
     forward_ns: int = 0
     sample_ns: int = 0
     row_num_sampled: tuple[int, ...] = ()  # tokens of each sampled row; (): one each
+    # table_index -> why the tokens of its sequence mean nothing, though they are in the columns
+    faults: dict[int, str] = field(default_factory=dict)

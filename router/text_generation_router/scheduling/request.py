@@ -96,6 +96,10 @@ class GenerationFailed(Exception):
     """The shards failed while this sequence was queued or running. The message is for the client."""
 
 
+class LogitsFault(GenerationFailed):
+    """The model gave numbers by which no token of this sequence can be chosen; others went on."""
+
+
 class ConstraintFailed(Exception):
     """A constraint cannot go on from where its sequence is. The message is for the client."""
 

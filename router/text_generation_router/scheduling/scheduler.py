@@ -61,6 +61,7 @@ class SchedulerStats:
     running_max_tokens: int  # that they may have in the end
     guessed_tokens: int  # since start
     guessed_right_tokens: int  # since start
+    logits_faults: int  # since start; sequences that ended because the model gave no numbers to choose by
 
 
 @dataclass(slots=True)
@@ -76,6 +77,8 @@ class _StepInFlight:
     step_id: int
     sampled: list[Sequence]  # in row order
     sequence_at: dict[int, Sequence]  # by table index, of the rows that report prompt logprobs
+    table_rows: tuple[tuple[int, int], ...]  # the plan's rows, and their sequences
+    rows: list[_Row]
 
 
 class Scheduler:
@@ -99,6 +102,7 @@ class Scheduler:
         self._prefix_hit_tokens = 0
         self._guessed_tokens = 0
         self._guessed_right_tokens = 0
+        self._logits_faults = 0
 
     # ------------------------------------------------------------------------------------------------ sequences
 
@@ -151,6 +155,7 @@ class Scheduler:
             ),
             guessed_tokens=self._guessed_tokens,
             guessed_right_tokens=self._guessed_right_tokens,
+            logits_faults=self._logits_faults,
         )
 
     @property
@@ -377,12 +382,31 @@ class Scheduler:
             guesses=tuple((place, row.guesses) for place, row in enumerate(rows) if row.guesses),
         )
         reporting = {row.sequence.table_index: row.sequence for row in rows if row.sequence.request.prompt_logprobs}
-        self._in_flight.append(_StepInFlight(self._next_step_id, sampled, reporting))
+        self._in_flight.append(_StepInFlight(self._next_step_id, sampled, reporting, plan.rows, rows))
         self._next_step_id += 1
         self._release.clear()
         return plan
 
     # ------------------------------------------------------------------------------------------------ answers
+
+    def end_faulty(self, result: StepResult) -> list[tuple[Sequence, str]]:
+        """End the sequences whose tokens in the answer to the oldest step in flight mean nothing; before `complete`.
+
+        Whatever they have in the cache may be broken, too, and is not found again.
+
+        Returns: those that had not ended meanwhile, with the reason.
+        """
+        ended: list[tuple[Sequence, str]] = []
+        for table_index, message in result.faults.items():
+            step = self._in_flight[0]
+            place = [index for index, _ in step.table_rows].index(table_index)
+            sequence = step.rows[place].sequence
+            if sequence.state is not State.FINISHED:
+                self.pool.forget(sequence.block_hashes)
+                self.abort(sequence)
+                self._logits_faults += 1
+                ended.append((sequence, message))
+        return ended
 
     def complete(self, result: StepResult) -> list[tuple[Sequence, TokenEvent]]:
         """Take in the answer to the oldest step in flight.

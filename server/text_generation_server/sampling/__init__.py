@@ -7,6 +7,7 @@ from text_generation_server.sampling.logprobs import TopTokens, token_logprobs, 
 from text_generation_server.sampling.noise import uniform
 from text_generation_server.sampling.parameters import SampleRow, SamplingParameters
 from text_generation_server.sampling.sampler import Sampler, SampleResult
+from text_generation_server.sampling.watch import describe, is_faulty, mark_faulty
 from text_generation_server.sampling.watermark import Watermark
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "SamplingParameters",
     "TopTokens",
     "Watermark",
+    "describe",
+    "is_faulty",
+    "mark_faulty",
     "token_logprobs",
     "top_tokens",
     "uniform",

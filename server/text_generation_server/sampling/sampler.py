@@ -23,6 +23,7 @@ from text_generation_server.sampling.penalties import (
     apply_output_penalties,
     apply_repetition_penalties,
 )
+from text_generation_server.sampling.watch import mark_faulty
 from text_generation_server.sampling.watermark import Watermark
 
 
@@ -32,7 +33,7 @@ class SampleResult:
 
     token_ids: Tensor  # [num_rows] int64 on the logits' device
     # Of the chosen tokens, by their column of a StepResponse: [num_rows] each, on the logits' device. `logprobs` is
-    # float32, and of the model's own logits.
+    # float32, and of the model's own logits; `watch.is_faulty` where a row has none to choose by.
     numbers: dict[str, Tensor]
     top: TopTokens | None  # on the host; None when no row asked
 
@@ -80,9 +81,10 @@ class Sampler:
                 token_ids[adjusted] = self._ops.most_likely(scores).ids
             self._draw(token_ids, scores, rows, adjusted, range(len(adjusted)))
         wants_top = any(row.top_n_tokens > 0 for row in rows)
+        logprobs = token_logprobs(logits, token_ids, best)
         return SampleResult(
             token_ids=token_ids,
-            numbers={"logprobs": token_logprobs(logits, token_ids, best)},
+            numbers={"logprobs": mark_faulty(logprobs, logits, best, self._ops.saturates_at)},
             top=top_tokens(self._ops, logits, [row.top_n_tokens for row in rows], best) if wants_top else None,
         )
 

@@ -44,12 +44,21 @@ class Rig:
 
     def tick(self) -> bool:
         """Plan up to the depth, then answer the oldest step. False when there is nothing left to do."""
-        while len(self.sent) < self.depth:
-            plan = self.scheduler.plan()
-            if plan is None:
-                break
-            self.plans.append(plan)
-            self.sent.append(plan)
+        while len(self.sent) < self.depth and self.send():
+            pass
+        return self.answer()
+
+    def send(self) -> bool:
+        """Plan a step. False when nothing can run."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        self.plans.append(plan)
+        self.sent.append(plan)
+        return True
+
+    def answer(self) -> bool:
+        """Answer the oldest step. False when there is none."""
         if not self.sent:
             return False
         for sequence, event in self.scheduler.complete(self.shard.run(self.sent.popleft())):

@@ -1,5 +1,6 @@
 """BlockPool: ownership, prefixes and the order in which they are forgotten."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,21 @@ def test_blocks_are_never_lost_nor_owned_twice(operations: list[tuple[int, list[
         assert counts.total == 8
         assert counts.owned == len(owned)
         assert pool.num_available == counts.free + counts.cached == 8 - len(owned)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_forgotten_blocks_are_not_found_and_none_is_lost(owned: bool) -> None:
+    pool = BlockPool(4, 2)
+    hashes = hash_blocks(None, (1, 2, 3, 4), 2)
+    blocks = pool.allocate(2)
+    for block_id, block_hash in zip(blocks, hashes, strict=True):
+        pool.remember(block_id, block_hash)
+    if not owned:
+        pool.free(blocks)
+    pool.forget([*hashes, b"never remembered"])
+    pool.forget(hashes)
+    assert pool.find_prefix(hashes) == []
+    if owned:
+        pool.free(blocks)
+    assert pool.counts() == BlockCounts(free=4, cached=0, owned=0)
+    assert sorted(pool.allocate(4)) == [0, 1, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.router.scheduling.rig import ECHO, NEXT, VOCAB, Rig, expected, prompt
 from tests.support.shard_model import reference_tokens, scripted_logprob
 from text_generation_router.scheduling.request import FinishReason, Request
 from text_generation_router.scheduling.scheduler import SchedulerConfig
-from text_generation_router.scheduling.sequence import Sequence
+from text_generation_router.scheduling.sequence import Sequence, State
 
 
 def test_one_sequence_gets_its_tokens_and_ends_by_length() -> None:
@@ -206,6 +208,37 @@ def test_prompts_and_decode_rows_are_kept_apart_when_steps_may_not_be_mixed() ->
         assert len(kinds) == 1
     for sequence in sequences:
         assert rig.output(sequence) == expected(sequence.request)[0]
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_faulty_sequence_ends_and_its_prefix_is_not_found_again(preempted: bool) -> None:
+    """Its step may be answered when it has yielded already: its place in the tables is then another's, or nobody's."""
+    rig = Rig(num_blocks=14 if preempted else 64, config=SchedulerConfig(max_step_tokens=64, max_sequences=4))
+    first = rig.submit(Request(prompt(20), max_new_tokens=34))
+    faulty = rig.submit(Request(prompt(18, first=30), max_new_tokens=20))
+    rig.tick()
+    table_index = faulty.table_index
+    while preempted and faulty.state is State.RUNNING:
+        if len(rig.sent) == 2:
+            rig.answer()
+        rig.send()
+    assert any(row[0] == table_index for row in rig.sent[0].rows)
+    received = rig.output(faulty)
+    result = rig.shard.run(rig.sent.popleft())
+    result = replace(result, faults={table_index: "NaN"})
+    assert rig.scheduler.end_faulty(result) == [(faulty, "NaN")]
+    events = rig.scheduler.complete(result)
+    assert [sequence for sequence, _ in events] == [first]
+    rig.events[id(first)] += [event for _, event in events]
+    rig.run()
+    assert rig.output(faulty) == received
+    assert rig.output(first) == expected(first.request)[0]
+    assert rig.scheduler.stats().logits_faults == 1
+    hits = rig.scheduler.stats().prefix_hit_tokens
+    again = rig.submit(Request(prompt(18, first=30), max_new_tokens=2))
+    rig.run()
+    assert rig.output(again) == expected(again.request)[0]
+    assert rig.scheduler.stats().prefix_hit_tokens == hits
 
 
 def mask_of(*token_ids: int) -> bytes:
