@@ -42,16 +42,17 @@ def check_ops(device: Device, samples: Iterable[Sample], slow_s: float = SLOW_S)
     findings: dict[str, OpFinding] = {}
     pending = list(checks)
     while pending:
-        seen = _versions(choices)
+        seen = _left(choices)
         findings.update((op, checks[op].run()) for op in pending)
         # Who decodes decides the cache's layout, which all that touches the cache was checked in.
-        is_changed = any(_versions(choices)[op] != seen[op] for op in _ON_THE_CACHE if op in choices)
+        is_changed = any(_left(choices)[op] != seen[op] for op in _ON_THE_CACHE if op in choices)
         pending = [op for op in checks if op in _ON_THE_CACHE and findings[op].is_right] if is_changed else []
     return tuple(findings.values())
 
 
-def _versions(choices: Choices) -> dict[str, int]:
-    return {op: choice.version for op, choice in choices.items()}
+def _left(choices: Choices) -> dict[str, list[str]]:
+    """The candidates that are not out, in order of preference."""
+    return {op: [candidate.name for candidate in choice.available] for op, choice in choices.items()}
 
 
 class _Check:
@@ -131,6 +132,7 @@ class _Check:
         name = self._used()
         if taken < self._slow_s or name is None:
             return False
+        order = [candidate.name for candidate in choice.available]
         for other in choice.available:
             if other.name == name:
                 continue
@@ -144,7 +146,12 @@ class _Check:
                     choice.reject(name, reason)
                     logger.warning("self-check: %s by %s is slow on %s: %s", self._op, name, self._place.name, reason)
                     return True
-            choice.use(name)
+            for again in reversed(order):
+                choice.use(again)
+        logger.warning(
+            "self-check: %s by %s is slow on %s: it takes %.3g ms, and nothing faster is left",
+            *(self._op, name, self._place.name, 1e3 * taken),
+        )
         return False
 
     def _used_by_smallest(self) -> str | None:
