@@ -179,7 +179,8 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _copy(call: Call, source: Tensor, target: Tensor) -> None:
-    values = call.read(source)
+    to_host = call.is_nz(source) and not is_on_npu(target)
+    values = call.machine.tensors.read_part(source) if to_host else call.read(source)
     if is_on_npu(target):
         if call.is_nz(target):
             call.refuse(f"would write into a {tuple(target.shape)} tensor in FRACTAL_NZ")

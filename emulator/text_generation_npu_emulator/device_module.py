@@ -90,7 +90,7 @@ class NpuModule(ModuleType):
 
     # Switches.
 
-    def set_compile_mode(self, jit_compile: bool = True) -> None:
+    def set_compile_mode(self, jit_compile: bool = False) -> None:
         machine_now().jit_compile = bool(jit_compile)
 
     def is_jit_compile_false(self) -> bool:
@@ -140,6 +140,7 @@ class NpuModule(ModuleType):
             "reserved_bytes.all.current": card.reserved,
             "reserved_bytes.all.peak": card.peak_reserved,
             "num_ooms": card.num_ooms,
+            "num_alloc_retries": card.num_ooms,  # each of which looked for memory once more
         }
 
     def reset_peak_memory_stats(self, device: Device = None) -> None:

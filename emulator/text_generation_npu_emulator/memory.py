@@ -38,6 +38,7 @@ class Block:
     device: int
     generation: int = 0  # changes with every write
     nz_shape: tuple[int, ...] | None = None  # logical shape of the tensor that was cast to FRACTAL_NZ; None: ND
+    base_shape: tuple[int, ...] | None = None  # of the row-major tensor that it was made for; None: of no such one
 
     def host_storage(self) -> torch.UntypedStorage:
         return strong(self.host)
@@ -168,16 +169,17 @@ class Allocator:
 
 
 def _size(nbytes: int) -> str:
-    if nbytes < MIB:
-        return f"{nbytes / 1024:.2f} KiB"
-    return f"{nbytes / MIB:.2f} MiB" if nbytes < GIB else f"{nbytes / GIB:.2f} GiB"
+    for limit, unit, name in ((1024, 0, "bytes"), (MIB, 1024, "KiB"), (GIB, MIB, "MiB")):
+        if nbytes <= limit:
+            return f"{nbytes / unit:.2f} {name}" if unit else f"{nbytes} {name}"
+    return f"{nbytes / GIB:.2f} GiB"
 
 
 def _out_of_memory(card: CardMemory, device: int, nbytes: int) -> str:
-    allowed = f"; {_size(int(card.total * card.fraction))} allowed" if card.fraction < 1 else ""
+    allowed = f"{_size(int(card.total * card.fraction))} allowed; " if card.fraction < 1 else ""
     return (
         f"NPU out of memory. Tried to allocate {_size(nbytes)} (NPU {device}; {_size(card.total)} total capacity; "
         f"{_size(card.allocated)} already allocated; {_size(card.allocated)} current active; {_size(card.free)} free; "
-        f"{_size(card.reserved)} reserved in total by PyTorch{allowed}) If reserved memory is >> allocated memory try "
+        f"{allowed}{_size(card.reserved)} reserved in total by PyTorch).If reserved memory is >> allocated memory try "
         "setting max_split_size_mb to avoid fragmentation."
     )

@@ -31,6 +31,10 @@ class Stream:
         self.is_default = False
 
     @property
+    def device(self) -> torch.device:
+        return torch.device("npu", self.device_index)
+
+    @property
     def npu_stream(self) -> int:
         """The address that stands for it."""
         return 0 if self.is_default else id(self)
@@ -53,7 +57,7 @@ class Stream:
         return event
 
     def __repr__(self) -> str:
-        return f"<torch.npu.Stream device=npu:{self.device_index} npu_stream={self.npu_stream:#x}>"
+        return f"<torch_npu.npu.Stream device=npu:{self.device_index} npu_stream={self.npu_stream:#x}>"
 
 
 class Event:

@@ -78,6 +78,8 @@ class Tensors:
         """A new tensor on a card, not initialized."""
         numel = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         flat = self.allocator.allocate(numel * dtype.itemsize, device)
+        if tuple(stride) == contiguous_stride(shape):
+            self.block(flat).base_shape = tuple(shape)
         return self.view(flat, shape, stride, dtype)
 
     @staticmethod
@@ -173,8 +175,7 @@ class Tensors:
 
     def _packed(self, tensor: Tensor, base: Sequence[int]) -> Tensor:
         shape = nz_shape(base, tensor.element_size())
-        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return empty.set_(self.block(tensor).host_storage(), 0, shape, contiguous_stride(shape))
+        return self._whole(tensor, self.block(tensor).host_storage(), shape)
 
     def read_float32(self, tensor: Tensor) -> Tensor:
         """`read` in float32. A large matrix that is read again unchanged is converted once."""
@@ -213,12 +214,49 @@ class Tensors:
         for key in [key for key in self._float32 if key[0] == block.serial]:
             self._float32_bytes -= self._float32.pop(key).nbytes
 
+    def base_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of what a cast to another format casts: the tensor that was allocated, of which this is a view."""
+        base = self.block(tensor).base_shape
+        fits = base is not None and math.prod(base) * tensor.element_size() == self.block(tensor).nbytes
+        return base if base is not None and fits else tuple(tensor.shape)
+
     def to_nz(self, tensor: Tensor) -> Tensor:
-        """A new tensor in FRACTAL_NZ with the values of one in ND, at least two axes long."""
-        packed = pack(self.alias(tensor))
-        made = self.empty_nz(tensor.shape, tensor.dtype, tensor.device.index)
-        self._packed(made, tuple(tensor.shape)).copy_(packed)
-        return made
+        """A tensor in ND, at least two axes long, in FRACTAL_NZ: the same view, of a new base."""
+        base = self.base_shape(tensor)
+        if self.block(tensor).base_shape == base:
+            whole = self._whole(tensor, self.block(tensor).host_storage(), base)
+        else:
+            tensor = self.new(self.alias(tensor).contiguous(), tensor.device.index)
+            whole = self.alias(tensor)
+        made = self.empty_nz(base, tensor.dtype, tensor.device.index)
+        self._packed(made, base).copy_(pack(whole))
+        return self._same_view(made, tensor)
+
+    def to_nd(self, tensor: Tensor) -> Tensor:
+        """The same back. A tensor in ND is copied."""
+        base = self.block(tensor).nz_shape
+        if base is None:
+            return self.new(self.alias(tensor).clone(memory_format=torch.contiguous_format), tensor.device.index)
+        made = self.new(unpack(self._packed(tensor, base), base[-2], base[-1]), tensor.device.index)
+        return self._same_view(made, tensor)
+
+    def read_part(self, tensor: Tensor) -> Tensor:
+        """The values of any view of a tensor in FRACTAL_NZ. What copies to the host does so; no kernel does."""
+        base = self.block(tensor).nz_shape
+        if base is None:
+            return self.alias(tensor)
+        whole = unpack(self._packed(tensor, base), base[-2], base[-1])
+        return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    @staticmethod
+    def _whole(tensor: Tensor, storage: torch.UntypedStorage, base: Sequence[int]) -> Tensor:
+        return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tuple(base), contiguous_stride(base))
+
+    @staticmethod
+    def _same_view(base: Tensor, tensor: Tensor) -> Tensor:
+        """The view of a new base that a tensor is of its own."""
+        shape, stride, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+        return _ATEN.as_strided.default.redispatch(_CPU, base, shape, stride, offset)  # type: ignore[no-any-return]
 
     def empty_nz(self, shape: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
         """A new tensor in FRACTAL_NZ, its padding zero."""

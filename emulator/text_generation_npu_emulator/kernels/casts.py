@@ -19,9 +19,13 @@ _ACLNN_CAST_SINCE = (9, 1)  # CANN; its cast does not look at allow_internal_for
 def _wanted_format(call: Call, tensor: Tensor, wanted: int) -> int:
     """What a cast to a format really gives."""
     call.require(wanted in (ND, FRACTAL_NZ), f"format {wanted} is not emulated")
-    if wanted == ND or tensor.dim() < 2:
+    if wanted == ND:
         return ND
     machine = call.machine
+    if len(machine.tensors.base_shape(tensor)) < 2:  # whatever the tensor itself is viewed as
+        message = "Cannot create tensor with NZ format while dim < 2, tensor will be created with ND format."
+        machine.warn_once(message, on_stderr=True)
+        return ND
     by_aclnn = call.soc.aclnn_only or (
         call.soc.family in ("A2", "A3") and machine.settings.cann_release >= _ACLNN_CAST_SINCE
     )
@@ -38,14 +42,12 @@ def _wanted_format(call: Call, tensor: Tensor, wanted: int) -> int:
 
 
 def _cast(call: Call, tensor: Tensor, wanted: int) -> Tensor:
+    """What is cast is the tensor that was allocated; a view of it becomes the same view of the result."""
     tensors = call.machine.tensors
-    target = _wanted_format(call, tensor, wanted)
-    if tensors.format_of(tensor) == target:
+    if tensors.format_of(tensor) == wanted:
         return tensor
-    if target == ND:
-        return tensors.new(call.read(tensor).clone(memory_format=torch.contiguous_format), tensor.device.index)
-    nd = tensor if tensor.is_contiguous() else tensors.new(tensors.alias(tensor).contiguous(), tensor.device.index)
-    return tensors.to_nz(nd)
+    target = _wanted_format(call, tensor, wanted)
+    return tensors.to_nd(tensor) if target == ND else tensors.to_nz(tensor)
 
 
 def _check_customized(call: Call, customize_dtype: int | None, input_dtype: int | None) -> None:

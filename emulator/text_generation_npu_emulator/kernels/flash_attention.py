@@ -218,4 +218,4 @@ def fusion_attention(
     call.require(len(actual_seq_qlen or ()) <= 1024, "at most 1024 sequences in TND")
     out, maxima, sums = _varlen(call, (query, key, value), (actual_seq_qlen, actual_seq_kvlen), scale, mask)
     eight = (maxima[..., None].expand(-1, -1, 8), sums[..., None].expand(-1, -1, 8))
-    return out, eight[0].contiguous(), eight[1].contiguous(), torch.empty(0, device="cpu"), 0, 0, 0
+    return out, eight[0].contiguous(), eight[1].contiguous(), torch.empty(0, dtype=query.dtype, device="cpu"), 0, 0, 0

@@ -182,7 +182,7 @@ def _compute(call: Call, a: _Arguments) -> tuple[Tensor, Tensor]:
         rows.append(attended.out)
         sums.append(attended.maximum + attended.total.log())
     out = _arranged(call, a, rows)
-    lse = torch.cat(sums)[..., None] if a.wants_lse else torch.zeros(1, device="cpu")
+    lse = torch.cat(sums)[..., None] if a.wants_lse else torch.zeros(0, device="cpu")
     return out.to(a.query.dtype), lse
 
 

@@ -14,6 +14,7 @@ namespace {
 
 struct Event {
     bool is_external;  // lives outside of graphs, and orders them
+    bool is_timed;
     std::chrono::steady_clock::time_point recorded_at;
 };
 
@@ -78,7 +79,7 @@ STAND_IN_API aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { retu
 // Events.
 
 STAND_IN_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) {
-    *event = new Event{(flag & ACL_EVENT_EXTERNAL) != 0, {}};
+    *event = new Event{(flag & ACL_EVENT_EXTERNAL) != 0, (flag & ACL_EVENT_TIME_LINE) != 0, {}};
     return ACL_SUCCESS;
 }
 
@@ -117,6 +118,9 @@ STAND_IN_API aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus
 }
 
 STAND_IN_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent end) {
+    if (!static_cast<Event*>(start)->is_timed || !static_cast<Event*>(end)->is_timed) {
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "an event was not made to be timed");
+    }
     const auto passed = static_cast<Event*>(end)->recorded_at - static_cast<Event*>(start)->recorded_at;
     *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
     return ACL_SUCCESS;
