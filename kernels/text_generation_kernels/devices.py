@@ -15,11 +15,6 @@ from text_generation_kernels.npu_probe import NpuProbe, load_torch_npu, probe_np
 
 logger = logging.getLogger(__name__)
 
-_UNCHECKED = (
-    "the ops of %s have not been compared with a reference on this chip: this version has no self-check yet; compare "
-    "some answers with those of --device cpu before you rely on them"
-)
-
 
 class DeviceUnavailable(Exception):
     """The device that was asked for, or that this host is made for, cannot be used. The message is one line."""
@@ -47,10 +42,7 @@ def select_device(
     """
     found = NpuProbe(installed=False) if requested == "cpu" else probe_npu()
     if choose_kind(requested, found) == "npu":
-        device = _npu_device(rank, npu or NpuOptions(), kv_dtype, quantize)
-        if rank == 0:
-            logger.warning(_UNCHECKED, device.name)
-        return device
+        return _npu_device(rank, npu or NpuOptions(), kv_dtype, quantize)
     if requested == "auto" and rank == 0:
         logger.info("torch_npu is not installed: running on the CPU")
         if visible_cards is not None:

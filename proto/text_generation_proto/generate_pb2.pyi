@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha", "speculate")
+    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha", "speculate", "self_check")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class InfoResponse(_message.Message):
     MAX_POSITION_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
+    SELF_CHECK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     model_id: str
@@ -40,7 +41,38 @@ class InfoResponse(_message.Message):
     max_position_embeddings: int
     model_sha: str
     speculate: int
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ..., speculate: _Optional[int] = ...) -> None: ...
+    self_check: SelfCheck
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ..., speculate: _Optional[int] = ..., self_check: _Optional[_Union[SelfCheck, _Mapping]] = ...) -> None: ...
+
+class SelfCheck(_message.Message):
+    __slots__ = ("num_ops", "num_samples", "num_model_parts", "worst_error", "seconds", "checked_at", "fallbacks")
+    NUM_OPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MODEL_PARTS_FIELD_NUMBER: _ClassVar[int]
+    WORST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_AT_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    num_ops: int
+    num_samples: int
+    num_model_parts: int
+    worst_error: float
+    seconds: float
+    checked_at: str
+    fallbacks: _containers.RepeatedCompositeFieldContainer[Fallback]
+    def __init__(self, num_ops: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_model_parts: _Optional[int] = ..., worst_error: _Optional[float] = ..., seconds: _Optional[float] = ..., checked_at: _Optional[str] = ..., fallbacks: _Optional[_Iterable[_Union[Fallback, _Mapping]]] = ...) -> None: ...
+
+class Fallback(_message.Message):
+    __slots__ = ("op", "candidate", "reason", "used")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    op: str
+    candidate: str
+    reason: str
+    used: str
+    def __init__(self, op: _Optional[str] = ..., candidate: _Optional[str] = ..., reason: _Optional[str] = ..., used: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_cli import __version__
+from text_generation_proto import generate_pb2 as pb
 from text_generation_router.admission import Gate
 from text_generation_router.api.cors import Cors
 from text_generation_router.api.docs_page import add_docs_route
@@ -18,7 +19,7 @@ from text_generation_router.api.front_door import FrontDoor, add_error_handlers
 from text_generation_router.api.generate import GenerationService, add_generate_routes
 from text_generation_router.api.openapi import NATIVE_MODELS, document
 from text_generation_router.api.operations import add_operation_routes, add_tokenize_route
-from text_generation_router.api.schema import Info
+from text_generation_router.api.schema import Fallback, Info, SelfCheck
 from text_generation_router.auth import ApiKeyGuard
 from text_generation_router.compat import compat_for
 from text_generation_router.generation import Generator, TimeLimits
@@ -178,4 +179,23 @@ def _info(settings: RouterSettings, replica: Replica, limits: Limits) -> Info:
         server_version=__version__,
         sha=None,
         docker_label=None,
+        self_check=_self_check(replica.info),
+    )
+
+
+def _self_check(info: pb.InfoResponse) -> SelfCheck | None:
+    if not info.HasField("self_check"):
+        return None
+    found = info.self_check
+    return SelfCheck(
+        num_ops=found.num_ops,
+        num_samples=found.num_samples,
+        num_model_parts=found.num_model_parts,
+        worst_error=found.worst_error,
+        seconds=round(found.seconds, 2),
+        checked_at=found.checked_at,
+        fallbacks=[
+            Fallback(op=each.op, candidate=each.candidate, reason=each.reason, used=each.used)
+            for each in found.fallbacks
+        ],
     )

@@ -26,6 +26,7 @@ from text_generation_proto.generate_pb2_grpc import ShardServicer, ShardStub, ad
 from text_generation_server.engine import Engine
 from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.parallel import GroupError
+from text_generation_server.selfcheck.verdict import Verdict
 from text_generation_server.warmup import NotEnoughMemory, Wanted, warm_up
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class ShardFacts:
     dtype: str
     sockets: tuple[str, ...]  # of all ranks, in rank order
     speculate: int = 0  # most tokens to be guessed ahead
+    verdict: Verdict | None = None  # of the self-check; None: there was none
 
 
 class StepFailed(RuntimeError):
@@ -81,6 +83,7 @@ class ShardService(ShardServicer):
             max_position_embeddings=engine.model.max_positions,
             model_sha=facts.model_sha,
             speculate=facts.speculate,
+            self_check=None if facts.verdict is None else _self_check(facts.verdict),
         )
 
     async def Health(  # noqa: N802
@@ -179,6 +182,27 @@ class ShardService(ShardServicer):
             self.failed.set_result(error)
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         await context.abort(grpc.StatusCode.INTERNAL, first_line)
+
+
+def _self_check(verdict: Verdict) -> pb.SelfCheck:
+    return pb.SelfCheck(
+        num_ops=len(verdict.ops),
+        num_samples=verdict.num_samples,
+        num_model_parts=len(verdict.model),
+        worst_error=verdict.worst.worst_error,
+        seconds=verdict.seconds,
+        checked_at=verdict.checked_at,
+        fallbacks=[
+            pb.Fallback(
+                op=finding.op,
+                candidate=rejection.candidate,
+                reason=rejection.reason,
+                used=", ".join(finding.candidates),
+            )
+            for finding in verdict.ops
+            for rejection in finding.rejections
+        ],
+    )
 
 
 def _failing_op(error: BaseException) -> str:

@@ -17,12 +17,17 @@ from text_generation_kernels.devices import DeviceUnavailable, select_device
 from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.device import NpuOptions
+from text_generation_server.download.places import DownloadPlaces
 from text_generation_server.engine import Engine
 from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.models.loading import check_shards, load_model
 from text_generation_server.parallel import GroupError, TensorParallelGroup, join_group
 from text_generation_server.sampling import Sampler, Watermark
+from text_generation_server.selfcheck.check import SelfCheck, SelfCheckFailed
+from text_generation_server.selfcheck.kept import KeptVerdicts, Subject
+from text_generation_server.selfcheck.sizes import sizes_of
+from text_generation_server.selfcheck.verdict import Verdict
 from text_generation_server.service import ShardFacts, ShardService, answers_health, serve
 from text_generation_server.settings import ServeSettings
 from text_generation_server.sharding import ShardingError
@@ -65,13 +70,26 @@ def run_shard(settings: ServeSettings) -> int:
             master_port=settings.master_port,
             timeout_s=settings.pg_init_timeout or _GROUP_TIMEOUT_S,
         )
+        check = _self_check(settings, config, device, group, block_size)
+        if check is not None:
+            check.check_ops()
         engine = _load(settings, config, device, group, block_size)
-    except (DeviceUnavailable, CheckpointError, ShardingError, GroupError, SettingsError, ValueError, OSError) as error:
+        verdict = None if check is None else check.check_model(engine.model, Path(settings.folder))
+    except (
+        DeviceUnavailable,
+        CheckpointError,
+        ShardingError,
+        GroupError,
+        SelfCheckFailed,
+        SettingsError,
+        ValueError,
+        OSError,
+    ) as error:
         logger.debug("rank %d could not start", settings.rank, exc_info=error)
         logger.error("%s", error)
         return 1
     try:
-        return asyncio.run(_serve(settings, engine))
+        return asyncio.run(_serve(settings, engine, verdict))
     finally:
         group.close()
         Path(settings.socket_path).unlink(missing_ok=True)
@@ -98,6 +116,27 @@ def _npu_options(settings: ServeSettings) -> NpuOptions:
         family=os.environ.get("NPU_FAMILY"),
         is_plain=settings.disable_custom_kernels,
     )
+
+
+def _self_check(
+    settings: ServeSettings, config: ModelConfig, device: Device, group: TensorParallelGroup, block_size: int
+) -> SelfCheck | None:
+    """None where nothing is to be checked. The CPU's kernels are checked when they are built and tested."""
+    if device.kind == "cpu":
+        return None
+    if settings.skip_selfcheck:
+        logger.warning("the ops of %s are not compared with the reference, as --skip-selfcheck says", device.name)
+        return None
+    subject = Subject(
+        device=device,
+        sizes=sizes_of(config, group.rank, group.world_size, block_size),
+        folder=Path(settings.folder),
+        rank=group.rank,
+        world_size=group.world_size,
+        weight_layout=settings.weight_layout,
+    )
+    kept = KeptVerdicts(DownloadPlaces.from_environment().cache)
+    return SelfCheck(subject, group, kept, strict=settings.kernels == "strict")
 
 
 def _model_config(settings: ServeSettings) -> ModelConfig:
@@ -138,13 +177,14 @@ def _load(
     return Engine(model, device, group, Sampler(device.ops, watermark), block_size, capture_steps=capture_steps)
 
 
-async def _serve(settings: ServeSettings, engine: Engine) -> int:
+async def _serve(settings: ServeSettings, engine: Engine, verdict: Verdict | None) -> int:
     facts = ShardFacts(
         model_id=settings.model_id,
         model_sha=settings.revision or "",
         dtype=dtype_name(engine.device.ops.activation_dtype),
         sockets=tuple(f"{settings.uds_path}-{rank}" for rank in range(settings.world_size)),
         speculate=settings.speculate or 0,
+        verdict=verdict,
     )
     budget = MemoryBudget.from_gib(settings.cuda_memory_fraction, settings.max_memory_gb, settings.reserved_memory_gb)
     service = ShardService(engine, facts, budget)

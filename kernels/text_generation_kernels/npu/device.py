@@ -78,6 +78,10 @@ class NpuDevice(Device):
         if reason is not None:
             logger.warning("%s: %s; other ops are used instead. Is NNAL installed, for this CANN?", self.name, reason)
 
+    @property
+    def torch_npu_version(self) -> str:
+        return str(getattr(self._torch_npu, "__version__", "unknown"))
+
     def enter_thread(self) -> None:
         self._npu.set_device(self._index)
 

@@ -99,6 +99,25 @@ class TextToken(BaseModel):
     stop: int
 
 
+class Fallback(BaseModel):
+    op: str
+    candidate: str = Field(description="The way to compute the op that is not used.")
+    reason: str
+    used: str = Field(description="What computes it instead.")
+
+
+class SelfCheck(BaseModel):
+    """The comparison of the device's ops with a float32 reference, and of the model with the CPU, at start."""
+
+    num_ops: int
+    num_samples: int
+    num_model_parts: int
+    worst_error: float = Field(description="Of an op that is used, as a share of the size of its values.")
+    seconds: float
+    checked_at: str = Field(description="An earlier start's, if nothing has changed since.")
+    fallbacks: list[Fallback]
+
+
 class Info(BaseModel):
     model_id: str
     model_sha: str | None
@@ -124,3 +143,4 @@ class Info(BaseModel):
     server_version: str
     sha: str | None
     docker_label: str | None
+    self_check: SelfCheck | None = Field(description="null: the device was not checked, as on the CPU.")

@@ -12,6 +12,7 @@ from text_generation_kernels.interface import Ops, PackedWeight
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.parallel import TensorParallelGroup
 from text_generation_server.sharding import Span, split
+from text_generation_server.weights.checkpoint import Checkpoint
 from text_generation_server.weights.shard_reader import ShardReader
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,22 @@ class Head:
         return None if whole is None else whole.float()
 
 
+def embedding_name(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """The tensor that token embeddings come from."""
+    only_head = _is_tied(checkpoint, config) and checkpoint.has(_HEAD) and not checkpoint.has(_EMBEDDING)
+    return _HEAD if only_head else _EMBEDDING
+
+
+def head_name(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """The tensor that logits are made with. A head that was shipped is used, whatever config.json says."""
+    return _HEAD if checkpoint.has(_HEAD) or not _is_tied(checkpoint, config) else _EMBEDDING
+
+
+def _is_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    tied = config.tie_word_embeddings
+    return not checkpoint.has(_HEAD) if tied is None else tied
+
+
 def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParallelGroup) -> tuple[Embedding, Head]:
     """Read embedding and head; a tied pair is read once, and kept once where the ops find rows in a packed weight.
 
@@ -75,15 +92,12 @@ def load_vocabulary(reader: ShardReader, config: ModelConfig, group: TensorParal
     def rows(name: str) -> Tensor:
         return reader.table_rows(name, span, vocab_size, hidden_size)
 
-    tied = config.tie_word_embeddings
-    if tied is None:
-        tied = not checkpoint.has(_HEAD)
-    only_head = tied and checkpoint.has(_HEAD) and not checkpoint.has(_EMBEDDING)
-    table = rows(_HEAD if only_head else _EMBEDDING)
+    name = embedding_name(checkpoint, config)
+    table = rows(name)
     head = table
-    if not tied:
+    if not _is_tied(checkpoint, config):
         head = rows(_HEAD)
-    elif checkpoint.has(_HEAD) and not only_head:
+    elif checkpoint.has(_HEAD) and name != _HEAD:
         shipped = rows(_HEAD)
         if not torch.equal(shipped, table):
             logger.warning(

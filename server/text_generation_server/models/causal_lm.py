@@ -5,7 +5,7 @@ Knows no sequences, no sampling and no files; one rank of a group holds one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from text_generation_server.layers.decoder import DecoderLayer
 from text_generation_server.layers.vocabulary import Embedding, Head
 from text_generation_server.model_config import ModelConfig
 from text_generation_server.rope import RopeTable
+
+# (layer, the last sublayer's output, the residual stream without it): each [num_tokens, hidden_size]
+Trace = Callable[[int, Tensor, Tensor | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,26 @@ class CausalLM:
     def head_dim(self) -> int:
         return self.config.head_dim
 
-    def forward(self, token_ids: Tensor, step: StepMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, step: StepMetadata, kv_caches: Sequence[KVCache], trace: Trace | None = None
+    ) -> Tensor:
         """Compute a step's tokens; writes their keys and values into the caches.
 
         Args:
             token_ids: [num_tokens] int64 on the device, each within the vocabulary.
             kv_caches: one a layer, with `num_kv_heads_local` heads.
+            trace: is shown the state in front of every layer and behind the last, for checks.
         Returns: [num_tokens, hidden_size], the final norm applied.
         """
         rope = self.rope.at(step.positions)
         x = self.embedding(token_ids)
         residual: Tensor | None = None
-        for layer, cache in zip(self.layers, kv_caches, strict=True):
+        for index, (layer, cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+            if trace is not None:
+                trace(index, x, residual)
             x, residual = layer(x, residual, rope, cache, step)
+        if trace is not None:
+            trace(self.num_layers, x, residual)
         assert residual is not None
         normed, _ = self.device.ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
         return normed
