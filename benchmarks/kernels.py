@@ -1,8 +1,9 @@
 """The CPU's native kernels by themselves: linear passes and whole decode steps, against this machine's limits.
 
 Limits are measured in the same run, on the same threads, by the same library: bandwidth by a product of one row with
-weights far larger than most caches, arithmetic by one that stays in the second. Variants take turns, and the best of
-their times counts, since anything else that runs here can only add to one. Knows no server.
+weights far larger than most caches, arithmetic by products that stay in the second, with weights of 32 bits and of 16.
+Variants take turns, and the best of their times counts, since anything else that runs here can only add to one. Knows
+no server.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Limits:
     """What this machine can do on these threads."""
 
     bytes_per_s: float
-    flops: float
+    flops_f32: float
+    flops_16_bit: float  # with weights of 16 bits or int8
 
-    def seconds(self, num_bytes: float, operations: float) -> float:
-        return max(num_bytes / self.bytes_per_s, operations / self.flops)
+    def seconds(self, model: str, num_bytes: float, operations: float) -> float:
+        """The least time that a model of `load_models` can take for so much work."""
+        flops = self.flops_f32 if model == "f32" else max(self.flops_f32, self.flops_16_bit)
+        return max(num_bytes / self.bytes_per_s, operations / flops)
 
 
 def best_seconds(variants: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
@@ -57,13 +61,19 @@ def best_seconds(variants: Mapping[str, Callable[[], object]], seconds: float) -
 
 def measure_limits(ops: NativeCpuOps, seconds: float) -> Limits:
     large = ops.pack_weight(torch.zeros(131072, 1024).bfloat16())  # 268 MB
-    small = ops.pack_weight(torch.zeros(512 * ops.team.num_threads, 256))  # 512 kB for each thread
-    row, many = torch.ones(1, 1024), torch.ones(192, 256)
+    weight = torch.randn(512 * ops.team.num_threads, 256)  # 512 kB for each thread
+    f32, half = ops.pack_weight(weight), ops.pack_weight(weight.bfloat16())
+    row, many = torch.ones(1, 1024), torch.randn(192, 256)
     best = best_seconds(
-        {"bandwidth": lambda: ops.linear(row, large), "arithmetic": lambda: ops.linear(many, small)}, seconds
+        {
+            "bandwidth": lambda: ops.linear(row, large),
+            "f32": lambda: ops.linear(many, f32),
+            "16-bit": lambda: ops.linear(many, half),
+        },
+        seconds,
     )
-    operations = 2 * len(many) * small.out_features * small.in_features
-    return Limits(large.nbytes / best["bandwidth"], operations / best["arithmetic"])
+    operations = 2 * len(many) * weight.numel()
+    return Limits(large.nbytes / best["bandwidth"], operations / best["f32"], operations / best["16-bit"])
 
 
 def linear_weights(model: CausalLM) -> list[PackedWeight]:
@@ -98,7 +108,7 @@ def report_linears(models: Mapping[str, CausalLM], limits: Limits, seconds: floa
 
             variants[name] = partial(run_linears, model.device.ops, weights, x)
             operations = 2 * rows * sum(weight.out_features * weight.in_features for weight in weights)
-            least[name] = limits.seconds(sum(weight.nbytes for weight in weights), operations)
+            least[name] = limits.seconds(name, sum(weight.nbytes for weight in weights), operations)
         best = best_seconds(variants, seconds)
         cells = [
             f"{best[name] * 1e3:.1f}" + (f" ({least[name] / best[name]:.0%})" if name != "torch" else "")
@@ -155,7 +165,7 @@ def report_steps(models: Mapping[str, CausalLM], limits: Limits, seconds: float,
             weights = [*linear_weights(model), model.head.weight]
             num_bytes = sum(weight.nbytes for weight in weights)
             operations = 2 * rows * sum(weight.out_features * weight.in_features for weight in weights)
-            least[name] = least[f"{name} op by op"] = limits.seconds(num_bytes, operations)
+            least[name] = least[f"{name} op by op"] = limits.seconds(name, num_bytes, operations)
         best = best_seconds(variants, seconds)
         cells = [
             f"{best[name] * 1e3:.1f} ({rows / best[name]:.0f})"
@@ -197,7 +207,10 @@ def main() -> None:
     assert isinstance(ops, NativeCpuOps)
     limits = measure_limits(ops, options.seconds)
     print(f"{machine_line()}; {ops.description}; load {load_average():.1f}")
-    print(f"limits: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOPS in float32")
+    print(
+        f"limits: {limits.bytes_per_s / 1e9:.1f} GB/s; GFLOPS with weights of float32 {limits.flops_f32 / 1e9:.0f}, "
+        f"of 16 bits {limits.flops_16_bit / 1e9:.0f}"
+    )
     report_linears(models, limits, options.seconds)
     report_steps(models, limits, options.seconds, options.context)
     print(f"\nload {load_average():.1f} at the end")

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.machine import load_average
 from benchmarks.model_folder import write_endless_model
-from benchmarks.peers.contenders import CONTENDERS, Machine, prepare
+from benchmarks.peers.contenders import CONTENDERS, HELD_TO, Machine, prepare
 from benchmarks.peers.measuring import Results, Work, measure, warm_up
 from benchmarks.peers.tables import PREFILL, columns, common_prefix, full_table, ratio_table, value, work_name
 from benchmarks.programs import Server, Worker, run_benchmark, stopping
@@ -38,7 +38,7 @@ CONTINUED, CONTINUED_TOKENS = "The three laws of motion are", 48
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=NAME, description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME", help=f"of: {', '.join(CONTENDERS)}")
-    parser.add_argument("--isa", choices=("avx2",), help="hold all to this instruction set, where they allow it")
+    parser.add_argument("--isa", choices=HELD_TO, help="hold all to this instruction set, where they allow it")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3, help="at most; the time may allow fewer")
     parser.add_argument("--minutes", type=float, default=6.0, help="for measuring, after all have started")

@@ -31,13 +31,23 @@ CACHE_TOKENS = 20480
 # Bits of a weight: a contender is compared with peers whose weights are no coarser.
 BITS = {"float32": 32, "bf16": 16, "F16": 16, "int8": 8, "Q8_0": 8, "Q4_1": 4}
 
-# What holds a contender to AVX2: each library reads its own variable, and leaves those of others alone.
-_AVX2 = {
-    "TEXT_GENERATION_CPU_ISA": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "DNNL_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+# What holds a contender to an instruction set: each library reads its own variable, and leaves those of others alone.
+# AVX-512 is all of it, its products of bfloat16 included, but no AMX.
+HELD_TO: Mapping[str, Mapping[str, str]] = {
+    "avx2": {
+        "TEXT_GENERATION_CPU_ISA": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "DNNL_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {
+        "TEXT_GENERATION_CPU_ISA": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
 }
 
 
@@ -54,7 +64,7 @@ class Machine:
     @property
     def environ(self) -> dict[str, str]:
         threads = str(self.num_threads)
-        held = _AVX2 if self.isa == "avx2" else {}
+        held = HELD_TO[self.isa] if self.isa else {}
         return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", **held}
 
 
@@ -129,7 +139,7 @@ def _vllm(weights: str, dtype: str) -> Contender:
     def prepare(machine: Machine) -> None:
         """Its first start compiles for minutes, and leaves the result in the cache."""
         made_of = environment_python(VLLM).parents[1].name  # other requirements, another folder
-        if machine.isa and weights == "bf16":
+        if machine.isa == "avx2" and weights == "bf16":
             raise EnvironmentNotMade(f"its bf16 kernels cannot be held to {machine.isa}: it ends while it starts")
         compiled = CACHE / "vllm-cache" / f"compiled-{made_of}-{weights}-{machine.isa}-{machine.num_threads}"
         if compiled.exists():

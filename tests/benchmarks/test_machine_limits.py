@@ -36,11 +36,25 @@ def test_share_that_is_not_kernels_and_fractions_of_the_limit() -> None:
         amounts={LINEARS: Amount(240e6, 0), HEAD: Amount(0, 0.6e9), ATTENTION: Amount(10e6, 0)},
     )
     # 250 MB at 10 GB/s: 25 ms.
-    assert step_table([timed], LIMITS, "avx2").splitlines()[2] == ("| c=1 | 50.00 | 45.00 | 10% | 25.00 | 50% | 56% |")
-    rows = phase_table([timed], LIMITS, "avx2").splitlines()
+    assert step_table([timed], LIMITS, "avx2", "bf16").splitlines()[2] == (
+        "| c=1 | 50.00 | 45.00 | 10% | 25.00 | 50% | 56% |"
+    )
+    rows = phase_table([timed], LIMITS, "avx2", "bf16").splitlines()
     assert rows[2] == f"| {LINEARS} | 30.00 (80%) |"
     assert rows[3] == f"| {HEAD} | 10.00 (60%) |"
     assert rows[4] == f"| {ATTENTION} | - |"
+
+
+def test_each_phase_is_held_against_the_arithmetic_that_it_uses() -> None:
+    limits = Limits(10e9, {"avx512": 100e9, "amx": 400e9})
+    amounts = {LINEARS: Amount(0, 8e9), ATTENTION: Amount(0, 1e9)}
+    timed = Timed(Shape("c=1", 1, 200), 0.060, 0.050, {LINEARS: 0.040, ATTENTION: 0.020}, amounts)
+    # 20 ms of linears by AMX, or 80 ms with float32 weights, and 10 ms of attention.
+    assert step_table([timed], limits, "amx", "bf16").splitlines()[2].split("|")[5] == " 30.00 "
+    assert step_table([timed], limits, "amx", "float32").splitlines()[2].split("|")[5] == " 90.00 "
+    rows = phase_table([timed], limits, "amx", "int8").splitlines()
+    assert rows[2] == f"| {LINEARS} | 40.00 (50%) |"
+    assert rows[4] == f"| {ATTENTION} | 20.00 (50%) |"
 
 
 def test_contexts_go_evenly_from_the_first_to_the_last() -> None:

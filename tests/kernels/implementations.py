@@ -74,6 +74,8 @@ _NATIVE_X86 = (
     native("avx2", 2, torch.bfloat16),
     native("avx512", 1, torch.bfloat16),
     native("avx512", 2, torch.float32),
+    native("amx", 1, torch.float32),
+    native("amx", 2, torch.bfloat16),
 )
 _NATIVE_ARM = (native("neon", 1, torch.float32), native("neon", 2, torch.bfloat16))
 

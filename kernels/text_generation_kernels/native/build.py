@@ -26,12 +26,16 @@ _FLAGS = (
     "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _X86 = {
     "kernels_avx2.cpp": _AVX2,
-    "kernels_avx512.cpp": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "kernels_avx512.cpp": _AVX512,
+    "kernels_amx.cpp": _AVX512,
 }
 _ARM: dict[str, tuple[str, ...]] = {"kernels_neon.cpp": ()}
 _SETS = {"x86_64": _X86, "aarch64": _ARM}
+# What not every assembler knows: a line that shows whether this one does, and what the rest is told where it does not.
+_OPTIONAL = {"kernels_amx.cpp": ('asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', "-DTGK_WITHOUT_AMX")}
 
 
 class BuildError(RuntimeError):
@@ -72,13 +76,16 @@ def build(
     if cxx is None:
         raise BuildError("no C++ compiler was found; install g++ for faster CPU kernels")
     own = {name for other in _SETS.values() for name in other}
-    names = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name not in own or path.name in sets]
+    missing = {name for name in sets if name in _OPTIONAL and not _compiles(cxx, _OPTIONAL[name][0])}
+    without = [_OPTIONAL[name][1] for name in sorted(missing)]
+    wanted = set(sets) - missing
+    names = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name not in own or path.name in wanted]
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(name: str) -> str:
             target = str(Path(folder) / f"{name}.o")
             digest = f'-DTGK_SOURCE_DIGEST="{source_digest()}"'
-            flags = [*_FLAGS, *sets.get(name, ()), digest, *extra_flags]
+            flags = [*_FLAGS, *sets.get(name, ()), digest, *without, *extra_flags]
             _run([cxx, *flags, "-c", str(SOURCES / name), "-o", target])
             return target
 
@@ -92,6 +99,17 @@ def build(
         finally:
             linked.unlink(missing_ok=True)
     return library
+
+
+def _compiles(cxx: str, line: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text(line)
+        try:
+            _run([cxx, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+        except BuildError:
+            return False
+    return True
 
 
 def _run(command: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,44 @@ def test_a_compiler_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_assembler_that_does_not_know_amx_builds_the_rest(tmp_path: Path) -> None:
+    """A compiler that makes empty files of anything, refuses AMX, and writes down what it was asked."""
+    asked = tmp_path / "asked"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {asked}\n'
+        'for file; do case "$file" in *.cpp) grep -q \'^asm("tdp\' "$file" && exit 1;; esac; done\n'
+        'while [ "$1" != -o ]; do shift; done\n'
+        'touch "$2"\n'
+    )
+    compiler.chmod(0o755)
+    native_build.build(tmp_path / "out.so", machine="x86_64", cxx=str(compiler))
+    compiled = [line for line in asked.read_text().splitlines() if "/src/" in line]
+    assert not any("kernels_amx.cpp" in line for line in compiled)
+    assert any("kernels_avx512.cpp" in line for line in compiled)
+    assert all("-DTGK_WITHOUT_AMX" in line for line in compiled)
+
+
+def test_a_process_that_may_not_use_tiles_has_the_next_set() -> None:
+    """Linux refuses tiles to a process with a signal stack that could not hold them."""
+    library = library_or_skip()
+    if "amx" not in library.instruction_sets:
+        pytest.skip("this processor or this library has no amx")
+    program = (
+        "import ctypes, sys\n"
+        "stack = (ctypes.c_char * 6144)()\n"
+        "class Stack(ctypes.Structure):\n"
+        "    _fields_ = (('sp', ctypes.c_void_p), ('flags', ctypes.c_int), ('size', ctypes.c_size_t))\n"
+        "own = Stack(ctypes.addressof(stack), 0, len(stack))\n"
+        "assert ctypes.CDLL(None).sigaltstack(ctypes.byref(own), None) == 0\n"
+        "from text_generation_kernels.native.library import load_library\n"
+        "print(*load_library().instruction_sets)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == list(library.instruction_sets[1:])
+
+
 def test_no_symbol_is_shared_between_instruction_sets() -> None:
     """One that was would be the linker's choice of instruction set, and an illegal instruction on older processors."""
     library = library_or_skip()
@@ -118,5 +157,6 @@ def test_no_symbol_is_shared_between_instruction_sets() -> None:
     names = subprocess.run(["nm", "-C", library.functions._name], capture_output=True, text=True, check=True).stdout
     # Shared ones may only come from files that are compiled for any processor.
     weak = [line.split(maxsplit=2)[2] for line in names.splitlines() if len(line.split()) > 2 and " W " in line]
-    kernels = [name for name in weak if "tgk::" in name and "::av" not in name and "::neon" not in name]
+    sets = ("::amx", "::av", "::neon")
+    kernels = [name for name in weak if "tgk::" in name and not any(own in name for own in sets)]
     assert kernels == [] or all("Team" in name for name in kernels)

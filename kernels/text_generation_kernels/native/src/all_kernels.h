@@ -14,7 +14,7 @@ static const int64_t* ids_of(const TgkEmbedding& a, const TgkStep& step) {
   return a.ids == TGK_TOKEN_IDS ? step.token_ids : a.ids == TGK_POSITIONS ? step.positions : step.sampled;
 }
 
-static int64_t scratch_bytes(const TgkInstruction& instruction) {
+static int64_t scratch_bytes(const TgkInstruction& instruction, const TgkStep&, int) {
   switch (instruction.op) {
     case TGK_ATTENTION:
       return attention_scratch_bytes(instruction.attention);
@@ -24,6 +24,10 @@ static int64_t scratch_bytes(const TgkInstruction& instruction) {
       return DrawScratch::bytes(instruction.draw.vocab_size);
   }
   return 0;
+}
+
+static int64_t shared_bytes(const TgkInstruction& instruction, const TgkStep& step, int num_threads) {
+  return instruction.op == TGK_ATTENTION ? attention_shared_bytes(instruction.attention, step, num_threads) : 0;
 }
 
 static void run(const TgkInstruction& instruction, const TgkStep& step, Team& team, int thread) {
@@ -58,4 +62,4 @@ static void run(const TgkInstruction& instruction, const TgkStep& step, Team& te
 }  // namespace tgk
 
 #define TGK_KERNELS(name, runs_here) \
-  {name, runs_here, TGK_ISA::run, TGK_ISA::scratch_bytes, TGK_ISA::attention_shared_bytes}
+  {name, runs_here, TGK_ISA::run, TGK_ISA::scratch_bytes, TGK_ISA::shared_bytes}

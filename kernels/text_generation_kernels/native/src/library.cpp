@@ -15,7 +15,11 @@ namespace tgk {
 namespace {
 
 #if defined(__x86_64__)
-const Kernels* const kAll[] = {&kKernelsAvx512, &kKernelsAvx2};
+const Kernels* const kAll[] = {
+#if !defined(TGK_WITHOUT_AMX)
+    &kKernelsAmx,
+#endif
+    &kKernelsAvx512, &kKernelsAvx2};
 #else
 const Kernels* const kAll[] = {&kKernelsNeon};
 #endif
@@ -54,11 +58,9 @@ int32_t prepare(const Program& program) {
     const TgkInstruction& instruction = program.instructions[index];
     // The layers of a model ask the same of the step: what has been checked need not be checked again.
     if (check(instruction, program.step)) return -1;
-    const int64_t own = program.team.kernels.scratch_bytes(instruction);
+    const int64_t own = program.team.kernels.scratch_bytes(instruction, program.step, num_threads);
     own_bytes = own > own_bytes ? own : own_bytes;
-    if (instruction.op != TGK_ATTENTION) continue;
-    const int64_t shared =
-        program.team.kernels.attention_shared_bytes(instruction.attention, program.step, num_threads);
+    const int64_t shared = program.team.kernels.shared_bytes(instruction, program.step, num_threads);
     shared_bytes = shared > shared_bytes ? shared : shared_bytes;
   }
   for (int thread = 0; thread <= num_threads; thread++) {
