@@ -1,9 +1,7 @@
 """The CPU's native kernels by themselves: linear passes and whole decode steps, against this machine's limits.
 
-Limits are measured in the same run, on the same threads, by the same library: bandwidth by a product of one row with
-weights far larger than most caches, arithmetic by products that stay in the second, with weights of 32 bits and of 16.
-Variants take turns, and the best of their times counts, since anything else that runs here can only add to one. Knows
-no server.
+Limits are measured in the same run, on the same threads, as benchmarks.roofline does. Variants take turns, and the best
+of their times counts, since anything else that runs here can only add to one. Knows no server.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.machine import load_average, machine_line
+from benchmarks.roofline.limits import Limits, measure_limits
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import Ops, PackedWeight, StepInputs, StepMetadata
 from text_generation_kernels.native.library import load_library
@@ -30,20 +28,6 @@ from text_generation_server.parallel import LoneRank
 ROWS = (1, 4, 8, 12, 32, 128, 512)
 BLOCK_SIZE = 16
 GROUP = 64  # of int8
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What this machine can do on these threads."""
-
-    bytes_per_s: float
-    flops_f32: float
-    flops_16_bit: float  # with weights of 16 bits or int8
-
-    def seconds(self, model: str, num_bytes: float, operations: float) -> float:
-        """The least time that a model of `load_models` can take for so much work."""
-        flops = self.flops_f32 if model == "f32" else max(self.flops_f32, self.flops_16_bit)
-        return max(num_bytes / self.bytes_per_s, operations / flops)
 
 
 def best_seconds(variants: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
@@ -59,21 +43,10 @@ def best_seconds(variants: Mapping[str, Callable[[], object]], seconds: float) -
             return best
 
 
-def measure_limits(ops: NativeCpuOps, seconds: float) -> Limits:
-    large = ops.pack_weight(torch.zeros(131072, 1024).bfloat16())  # 268 MB
-    weight = torch.randn(512 * ops.team.num_threads, 256)  # 512 kB for each thread
-    f32, half = ops.pack_weight(weight), ops.pack_weight(weight.bfloat16())
-    row, many = torch.ones(1, 1024), torch.randn(192, 256)
-    best = best_seconds(
-        {
-            "bandwidth": lambda: ops.linear(row, large),
-            "f32": lambda: ops.linear(many, f32),
-            "16-bit": lambda: ops.linear(many, half),
-        },
-        seconds,
-    )
-    operations = 2 * len(many) * weight.numel()
-    return Limits(large.nbytes / best["bandwidth"], operations / best["f32"], operations / best["16-bit"])
+def least_seconds(limits: Limits, model: str, instruction_set: str, num_bytes: float, operations: float) -> float:
+    """What a model of `load_models` needs at least for so much work: AMX does not multiply float32 weights."""
+    multiplies = "avx512" if instruction_set == "amx" and model == "f32" else instruction_set
+    return limits.seconds(num_bytes, operations, multiplies)
 
 
 def linear_weights(model: CausalLM) -> list[PackedWeight]:
@@ -95,7 +68,7 @@ def run_linears(ops: Ops, weights: Sequence[PackedWeight], x: Mapping[int, Tenso
         ops.linear(x[weight.in_features], weight)
 
 
-def report_linears(models: Mapping[str, CausalLM], limits: Limits, seconds: float) -> None:
+def report_linears(models: Mapping[str, CausalLM], limits: Limits, instruction_set: str, seconds: float) -> None:
     print("\nOne pass over all linear weights (up to 64 rows with the head): ms, and the share of the limit")
     print("| rows | " + " | ".join(models) + " |")
     print("|---:|" + "---:|" * len(models))
@@ -108,7 +81,9 @@ def report_linears(models: Mapping[str, CausalLM], limits: Limits, seconds: floa
 
             variants[name] = partial(run_linears, model.device.ops, weights, x)
             operations = 2 * rows * sum(weight.out_features * weight.in_features for weight in weights)
-            least[name] = limits.seconds(name, sum(weight.nbytes for weight in weights), operations)
+            least[name] = least_seconds(
+                limits, name, instruction_set, sum(weight.nbytes for weight in weights), operations
+            )
         best = best_seconds(variants, seconds)
         cells = [
             f"{best[name] * 1e3:.1f}" + (f" ({least[name] / best[name]:.0%})" if name != "torch" else "")
@@ -144,7 +119,9 @@ def step_function(model: CausalLM, num_blocks: int) -> Callable[[StepInputs], Te
     return step
 
 
-def report_steps(models: Mapping[str, CausalLM], limits: Limits, seconds: float, context: int) -> None:
+def report_steps(
+    models: Mapping[str, CausalLM], limits: Limits, instruction_set: str, seconds: float, context: int
+) -> None:
     print(
         f"\nA decode step at context {context}, embedding to logits: ms (tokens per second), and the share of the limit"
     )
@@ -165,7 +142,9 @@ def report_steps(models: Mapping[str, CausalLM], limits: Limits, seconds: float,
             weights = [*linear_weights(model), model.head.weight]
             num_bytes = sum(weight.nbytes for weight in weights)
             operations = 2 * rows * sum(weight.out_features * weight.in_features for weight in weights)
-            least[name] = least[f"{name} op by op"] = limits.seconds(name, num_bytes, operations)
+            least[name] = least[f"{name} op by op"] = least_seconds(
+                limits, name, instruction_set, num_bytes, operations
+            )
         best = best_seconds(variants, seconds)
         cells = [
             f"{best[name] * 1e3:.1f} ({rows / best[name]:.0f})"
@@ -205,14 +184,13 @@ def main() -> None:
     models = load_models(options.threads, options.instruction_set)
     ops = models["bf16"].device.ops
     assert isinstance(ops, NativeCpuOps)
-    limits = measure_limits(ops, options.seconds)
+    weight_bytes = sum(weight.nbytes for weight in linear_weights(models["bf16"]))
+    limits = measure_limits(options.threads, options.seconds / 4, weight_bytes)
     print(f"{machine_line()}; {ops.description}; load {load_average():.1f}")
-    print(
-        f"limits: {limits.bytes_per_s / 1e9:.1f} GB/s; GFLOPS with weights of float32 {limits.flops_f32 / 1e9:.0f}, "
-        f"of 16 bits {limits.flops_16_bit / 1e9:.0f}"
-    )
-    report_linears(models, limits, options.seconds)
-    report_steps(models, limits, options.seconds, options.context)
+    flops = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in limits.flops.items())
+    print(f"limits: {limits.bytes_per_s / 1e9:.1f} GB/s; GFLOPS {flops}")
+    report_linears(models, limits, ops.team.instruction_set, options.seconds)
+    report_steps(models, limits, ops.team.instruction_set, options.seconds, options.context)
     print(f"\nload {load_average():.1f} at the end")
 
 
