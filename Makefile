@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test fuzz clients check format bench bench-peers bench-roofline bench-router bench-scale \
-    bench-serve proto wheel clean
+    bench-serve check-torch-npu proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -43,6 +43,11 @@ check-sanitize: $(STAMP)
 
 check-neon: $(STAMP)
 	$(BIN)/python -m tests.kernels.native.driver.run neon
+
+# The NPU code on the real torch_npu wheel, over a stand-in for the CANN runtime that is built for it. .venv-npu/ has the
+# wheel and nothing else.
+check-torch-npu: $(STAMP)
+	TEST_TORCH_NPU_WHEEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/torch_npu_wheel $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -92,4 +97,5 @@ $(BENCH_STAMP): | $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-peers dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-clients .venv-npu .venv-peers dist build .mypy_cache .ruff_cache .pytest_cache \
+	    emulator/text_generation_npu_emulator/wheel/build

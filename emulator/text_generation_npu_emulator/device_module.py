@@ -80,6 +80,7 @@ class NpuModule(ModuleType):
         return machine_now().soc.name
 
     def get_device_properties(self, device: Device = None) -> DeviceProperties:
+        machine_now().require_context("aclrtGetMemInfo")
         return DeviceProperties(machine_now().soc.name, machine_now().allocator.cards[index_of(device)].total)
 
     def get_soc_version(self) -> int:
@@ -115,6 +116,7 @@ class NpuModule(ModuleType):
     # Memory.
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
+        machine_now().require_context("aclrtGetMemInfo")
         card = machine_now().allocator.card(index_of(device))
         return card.free, card.total
 

@@ -59,6 +59,7 @@ class Machine:
         self._faults = parse_faults(settings.faults)
         self._default_streams = [_default_stream(index) for index in range(len(self.cards))]
         self._thread = _ThreadState()
+        self._has_chosen = False  # whether a card was named, by any thread
         self._waiting: list[Replay] = []
         self.captured_graphs = 0
 
@@ -126,6 +127,12 @@ class Machine:
     def set_device(self, index: int) -> None:
         self.require_device(index)
         self._thread.device = index
+        self._has_chosen = True
+
+    def require_context(self, function: str) -> None:
+        """What asks the runtime about a card wants one to be in use: chosen, or with a tensor on it."""
+        if not self._has_chosen and self.tensors.next_serial == 1:
+            raise RuntimeError(f"NPU function error: {function}, error code is 107002: this process has chosen no card")
 
     def require_device(self, index: int) -> None:
         if not 0 <= index < len(self.cards):

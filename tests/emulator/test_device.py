@@ -197,7 +197,7 @@ def test_nothing_is_imported_without_the_environment_variable() -> None:
 def test_hook_takes_everything_from_the_environment() -> None:
     code = (
         "import importlib; importlib.import_module('text_generation_npu_emulator').install_from_environment(); "
-        "import torch_npu, torch; "
+        "import torch_npu, torch; torch.npu.set_device(0); "
         "print(torch.npu.get_device_name(), torch.npu.get_soc_version(), torch.npu.device_count(), "
         "torch.npu.mem_get_info()[1] >> 20, torch_npu.__version__, hasattr(torch_npu, '_npu_paged_attention'))"
     )

@@ -62,8 +62,18 @@ def test_fraction_is_a_cap_that_the_error_names(make_machine: MachineMaker) -> N
     megabytes(31)
 
 
+def test_nothing_is_told_of_a_card_before_one_is_in_use(machine: Machine) -> None:
+    npu = torch.npu  # type: ignore[attr-defined]
+    for ask in (npu.mem_get_info, npu.get_device_properties):
+        with pytest.raises(RuntimeError, match="error code is 107002"):
+            ask(0)
+    npu.set_device(0)
+    assert npu.mem_get_info(0)[1] == npu.get_device_properties(0).total_memory
+
+
 def test_what_others_hold_is_not_free(make_machine: MachineMaker) -> None:
     make_machine(memory_mb=64, others_mb=24)
+    torch.npu.set_device(0)  # type: ignore[attr-defined]
     assert torch.npu.mem_get_info() == (40 * MIB, 64 * MIB)  # type: ignore[attr-defined]
     with pytest.raises(torch.OutOfMemoryError):
         megabytes(41)
@@ -71,6 +81,7 @@ def test_what_others_hold_is_not_free(make_machine: MachineMaker) -> None:
 
 def test_real_cards_sizes_are_told_and_not_needed(make_machine: MachineMaker) -> None:
     assert make_machine("Ascend910B4").soc.memory_bytes == 32 << 30
+    torch.npu.set_device(0)  # type: ignore[attr-defined]
     assert torch.npu.get_device_properties(0).total_memory == 4096 * MIB  # type: ignore[attr-defined]
 
 

@@ -85,8 +85,8 @@ class Server:
         return self.process.wait(timeout_s)
 
 
-def launcher_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "text_generation_launcher", *arguments]
+def launcher_command(*arguments: str, python: Path | None = None) -> list[str]:
+    return [str(python or sys.executable), "-m", "text_generation_launcher", *arguments]
 
 
 @contextmanager
@@ -96,11 +96,13 @@ def start_launcher(
     port: int | None = None,
     cwd: Path | None = None,
     default_sockets: bool = False,
+    python: Path | None = None,
 ) -> Iterator[Server]:
     """Start `text-generation-launcher` without waiting; everything it started is gone when the block is left.
 
     Args:
         default_sockets: the launcher chooses the paths of its sockets itself; else they lie in a folder of their own.
+        python: the interpreter that it runs on; None: that of the tests.
     """
     port = port or free_port()
     defaults = dict(_ENVIRON)
@@ -111,7 +113,7 @@ def start_launcher(
         sockets = [] if default_sockets else ["--shard-uds-path", str(Path(folder) / "shard")]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                launcher_command("--port", str(port), *sockets, *arguments),
+                launcher_command("--port", str(port), *sockets, *arguments, python=python),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **defaults, **(environ or {})},
@@ -135,10 +137,14 @@ def start_launcher(
 
 @contextmanager
 def serving(
-    *arguments: str, environ: Mapping[str, str] | None = None, port: int | None = None, cwd: Path | None = None
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    port: int | None = None,
+    cwd: Path | None = None,
+    python: Path | None = None,
 ) -> Iterator[Server]:
     """The same, and wait until /health answers 200. Fails with the log if the launcher ends before."""
-    with start_launcher(*arguments, environ=environ, port=port, cwd=cwd) as server:
+    with start_launcher(*arguments, environ=environ, port=port, cwd=cwd, python=python) as server:
         wait_healthy(server)
         yield server
 

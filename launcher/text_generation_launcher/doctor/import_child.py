@@ -73,7 +73,11 @@ def _chip(npu: Any, torch_npu: Any) -> tuple[bool, dict[str, object]]:
 
 def _memory(npu: Any, count: int) -> tuple[bool, dict[str, object]]:
     """(free, total) bytes of each visible card."""
-    return True, {"memory": [[int(size) for size in npu.mem_get_info(index)] for index in range(count)]}
+    memory = []
+    for index in range(count):
+        npu.set_device(index)  # before a process has chosen a card it is told nothing of any
+        memory.append([int(size) for size in npu.mem_get_info(index)])
+    return True, {"memory": memory}
 
 
 def _report(record: dict[str, object]) -> None:

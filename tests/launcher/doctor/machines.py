@@ -93,6 +93,7 @@ torch.npu = types.SimpleNamespace(
     device_count=device_count,
     get_device_name=lambda index: {soc_name!r},
     get_soc_version=lambda: {soc_id},
+    set_device=lambda index: None,
     mem_get_info=lambda index: ({free}, {total}),
 )
 """
