@@ -6,16 +6,20 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from text_generation_cli import logs
 from text_generation_cli.options import Values
+from text_generation_launcher.cpu_binding import bind_cores
 from text_generation_launcher.doctor.at_start import check_before_launch
 from text_generation_launcher.doctor.command import COMMAND as DOCTOR
 from text_generation_launcher.doctor.command import run_doctor
+from text_generation_launcher.doctor.host import Host
 from text_generation_launcher.errors import LauncherError
+from text_generation_launcher.hccl_ports import NUM_PORTS, claim_hccl_ports
 from text_generation_launcher.launch import Launch
 from text_generation_launcher.machine import describe_machine
-from text_generation_launcher.plan import LaunchPlan, is_given, make_plan, with_sockets
+from text_generation_launcher.plan import LaunchPlan, is_given, make_plan, with_cores, with_hccl_ports, with_sockets
 from text_generation_launcher.ports import check_http_port, choose_master_port
 from text_generation_launcher.settings import parse_command_line
 from text_generation_launcher.socket_prefix import SocketPrefix
@@ -79,7 +83,8 @@ def _launch(plan: LaunchPlan, values: Values, stop: StopRequest, console: logs.C
     first = launcher.shard_uds_path
     # With the port in its name a second server finds its own stale sockets again, if it ever leaves any.
     alternatives = () if prefix_is_given else (f"{first}-port{plan.router.port}", f"{first}-pid{os.getpid()}")
-    with SocketPrefix(first, plan.num_shards, alternatives) as prefix:
+    with ExitStack() as claims:
+        prefix = claims.enter_context(SocketPrefix(first, plan.num_shards, alternatives))
         if not prefix.is_first_choice:
             logger.info("%s-* is in use by another server: the sockets are %s-*", first, prefix.path)
         master_port = serve.master_port
@@ -88,7 +93,15 @@ def _launch(plan: LaunchPlan, values: Values, stop: StopRequest, console: logs.C
             master_port = choose_master_port(
                 master_port, is_given=is_given(values, "master_port"), may_use_default=may_use_default
             )
-        Launch(with_sockets(plan, prefix.path, master_port), stop, console).run()
+        plan = with_sockets(plan, prefix.path, master_port)
+        if plan.devices.kind == "npu":
+            if plan.num_shards > 1:
+                base = claims.enter_context(claim_hccl_ports(plan.environ))
+                logger.info("The shards talk over HCCL on ports %d to %d", base, base + NUM_PORTS - 1)
+                plan = with_hccl_ports(plan, base)
+            if serve.bind_cpu:
+                plan = with_cores(plan, bind_cores(plan, Host(plan.environ)))
+        Launch(plan, stop, console).run()
 
 
 if __name__ == "__main__":

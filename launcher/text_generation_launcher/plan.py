@@ -13,6 +13,7 @@ from text_generation_cli.options import Source, Values, all_variables, to_argume
 from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_launcher.cpus import usable_cores
 from text_generation_launcher.devices import Devices, count_shards, find_devices
+from text_generation_launcher.hccl_ports import VARIABLE as HCCL_PORT_VARIABLE
 from text_generation_launcher.settings import LauncherSettings
 from text_generation_launcher.validation import check_model_path, check_options, check_shards
 from text_generation_router.settings import RouterSettings
@@ -37,6 +38,7 @@ class LaunchPlan:
     router: RouterSettings
     devices: Devices
     environ: Mapping[str, str]  # the launcher's own
+    cores: tuple[tuple[int, ...], ...] = ()  # of each shard, by rank; (): any
 
     @property
     def num_shards(self) -> int:
@@ -53,7 +55,7 @@ class LaunchPlan:
 
     def shard_program(self, rank: int) -> Program:
         """One shard; the model's folder must be known (`with_model`)."""
-        settings = replace(self.serve, rank=rank)
+        settings = replace(self.serve, rank=rank, cpu_cores=self.cores[rank] if self.cores else ())
         defaults = {
             "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
             "SAFETENSORS_FAST_GPU": "1",
@@ -127,6 +129,16 @@ def with_sockets(plan: LaunchPlan, prefix: str, master_port: int) -> LaunchPlan:
         serve=replace(plan.serve, uds_path=prefix, master_port=master_port),
         router=replace(plan.router, master_shard_uds_path=f"{prefix}-0"),
     )
+
+
+def with_hccl_ports(plan: LaunchPlan, base: int) -> LaunchPlan:
+    """The plan with the ports that were claimed for what its shards say to each other."""
+    return replace(plan, environ={**plan.environ, HCCL_PORT_VARIABLE: str(base)})
+
+
+def with_cores(plan: LaunchPlan, cores: tuple[tuple[int, ...], ...]) -> LaunchPlan:
+    """The plan with the CPU cores that each shard is bound to."""
+    return replace(plan, cores=cores)
 
 
 def with_model(plan: LaunchPlan, folder: str, model_id: str) -> LaunchPlan:

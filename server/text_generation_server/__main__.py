@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,9 @@ from text_generation_server.settings import DownloadSettings, ServeSettings
 
 _PROGRAM = "text-generation-server"
 _PACKAGE = "text_generation_server"
+
+logger = logging.getLogger(_PACKAGE)
+
 _USAGE = f"""usage: {_PROGRAM} COMMAND [options]
 
 commands:
@@ -29,12 +33,23 @@ def _serve(argv: Sequence[str]) -> int:
     settings, _ = start(f"{_PROGRAM} serve", _PACKAGE, ServeSettings, argv)
 
     def serve() -> int:
+        _bind(settings.cpu_cores)  # before torch starts threads, which keep what they were started with
         # Not at the top: importing torch takes seconds, which `--help` and a bad option need not wait for.
         from text_generation_server.shard import run_shard  # noqa: PLC0415
 
         return run_shard(settings)
 
     return run(_PACKAGE, serve)
+
+
+def _bind(cores: Sequence[int]) -> None:
+    if not cores:
+        return
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        given = ",".join(map(str, cores))
+        logger.warning("this shard runs on any core: it may not be bound to %s (%s)", given, error.strerror)
 
 
 def _download_weights(argv: Sequence[str]) -> int:

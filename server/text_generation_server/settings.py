@@ -114,6 +114,16 @@ class ServeSettings:
     bind_cpu: bool = option(
         default=True, by_environment=True, npu_only=True, help="bind each shard to the CPU cores beside its NPU"
     )
+    cpu_binding_num: int | None = option(
+        default=None,
+        minimum=1,
+        by_environment=True,
+        npu_only=True,
+        help="cores that each shard is bound to; unset: half of those beside its NPU, shared with the NPUs there",
+    )
+    cpu_cores: tuple[int, ...] = option(
+        default=(), minimum=0, internal=True, help="cores that this shard runs on; unset: all"
+    )
 
     # Memory and limits
     cuda_memory_fraction: float = option(

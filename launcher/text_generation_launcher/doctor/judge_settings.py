@@ -9,11 +9,10 @@ from text_generation_launcher.doctor.findings import Finding, error, note, ok, w
 from text_generation_launcher.doctor.host import Host
 from text_generation_launcher.doctor.target import Asked, Target
 from text_generation_launcher.errors import LauncherError
-from text_generation_launcher.ports import check_http_port, choose_master_port, is_free
+from text_generation_launcher.hccl_ports import NUM_PORTS, taken_ports
+from text_generation_launcher.hccl_ports import VARIABLE as HCCL_PORT_VARIABLE
+from text_generation_launcher.ports import check_http_port, choose_master_port
 
-# HCCL listens from this port on unless HCCL_IF_BASE_PORT says otherwise.
-_HCCL_BASE_PORT = 60000
-_HCCL_NUM_PORTS = 16
 VARIABLES = (
     "ASCEND_LAUNCH_BLOCKING",
     "HCCL_BUFFSIZE",
@@ -38,10 +37,9 @@ def judge_settings(facts: Facts, target: Target, asked: Asked) -> Iterator[Findi
 
 
 def taken_hccl_ports(host: Host) -> tuple[int, ...]:
-    """Ports of HCCL's range that somebody listens on."""
-    text = host.environ.get("HCCL_IF_BASE_PORT", "")
-    base = int(text) if text.isdigit() and int(text) + _HCCL_NUM_PORTS <= 65536 else _HCCL_BASE_PORT
-    return tuple(port for port in range(base, base + _HCCL_NUM_PORTS) if not is_free("0.0.0.0", port))
+    """Ports in use of the range that the user has chosen for HCCL; the launcher's own choice is free."""
+    text = host.environ.get(HCCL_PORT_VARIABLE, "")
+    return taken_ports(int(text)) if text.isdigit() and int(text) + NUM_PORTS <= 65536 else ()
 
 
 def _ports(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
@@ -60,7 +58,7 @@ def _ports(facts: Facts, target: Target, asked: Asked) -> Iterator[Finding]:
         yield error("master-port", taken.message, "")
     if target.is_npu and facts.taken_ports:
         seen = f"of HCCL's ports, {', '.join(map(str, facts.taken_ports))} are in use, perhaps by another server"
-        remedy = "set HCCL_IF_BASE_PORT to the first of 16 free ports, another for each server"
+        remedy = "unset HCCL_IF_BASE_PORT, or set it to the first of 16 free ports, another for each server"
         yield warning("hccl-ports", seen, remedy)
 
 
