@@ -28,6 +28,7 @@ from text_generation_server.sampling import (
     mark_faulty,
     token_logprobs,
 )
+from text_generation_server.selfcheck.replays import wrong_replay
 from text_generation_server.sequences import IntArray, ScoredSpan, SequenceTable, StepBatch
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,19 @@ class Engine:
             for _ in range(model.num_layers)
         )
         self._captured = self._capture(shape) if self._capture_steps else None
+
+    @torch.inference_mode()
+    def check_replays(self) -> None:
+        """Run every step op by op, and say so, if captured ones compute something else on this device. Called with
+        empty caches, by all ranks."""
+        if self._captured is None or self.device.kind == "cpu":
+            return
+        wrong = wrong_replay(self.model, self._captured, self._kv_caches, self.block_size)
+        if wrong is not None:
+            logger.warning("self-check: captured steps are wrong on %s (%s)", self.device.name, wrong)
+        if not self.group.all_reduce_min(wrong is None):
+            logger.warning("steps run op by op, since captured ones are wrong; --cuda-graphs 0 asks for that")
+            self._captured = None
 
     def free(self) -> None:
         self._captured = None

@@ -189,7 +189,7 @@ def _self_check(verdict: Verdict) -> pb.SelfCheck:
         num_ops=len(verdict.ops),
         num_samples=verdict.num_samples,
         num_model_parts=len(verdict.model),
-        worst_error=verdict.worst.worst_error,
+        worst_error=verdict.worst_error,
         seconds=verdict.seconds,
         checked_at=verdict.checked_at,
         fallbacks=[

@@ -126,6 +126,7 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
         logger.error("%s", memory_sum.line(0, 0))
         raise
     engine.allocate(shape)
+    engine.check_replays()
     kv_cache_bytes = shape.num_blocks * engine.block_bytes
     logger.info("%s", memory_sum.line(kv_cache_bytes, shape.num_blocks * shape.block_size))
     return Sizing(shape, steps.max_batch_prefill_tokens, free_bytes, kv_cache_bytes, steps.max_guessing_tokens)

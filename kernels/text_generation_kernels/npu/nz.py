@@ -108,6 +108,11 @@ class WeightPacker:
         reasons = "; ".join(f"{count} ND: {reason}" for reason, count in self._reasons.items())
         return f"linear weights: NZ {self._num_nz}/{self._num_weights}{f' ({reasons})' if reasons else ''}"
 
+    def count_anew(self) -> None:
+        """Forget the weights so far in what reports say. What was found out about shapes stays."""
+        self._num_nz = self._num_weights = self._num_clamped = 0
+        self._reasons.clear()
+
     @property
     def num_clamped(self) -> int:
         """Weights that float16 cannot hold, and that were set to +-65504."""

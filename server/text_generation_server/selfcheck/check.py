@@ -234,10 +234,8 @@ def _restore(ops: NpuOps, op: str, order: list[str]) -> None:
 
 
 def _summary(verdict: Verdict) -> str:
-    worst = verdict.worst
     parts = [
-        f"{len(verdict.ops)} ops in {verdict.num_samples} samples are right "
-        f"(largest error {worst.worst_error:.2g}, of {worst.op})"
+        f"{len(verdict.ops)} ops in {verdict.num_samples} samples are right (largest error {verdict.worst_error:.2g})"
     ]
     if verdict.model:
         largest = max(finding.largest for finding in verdict.model)
