@@ -11,6 +11,7 @@ from text_generation_cli import __version__
 from text_generation_cli.options import parse
 from text_generation_cli.program import run, start
 from text_generation_server.report.settings import ReportSettings
+from text_generation_server.selfcheck.settings import SelfCheckSettings
 from text_generation_server.settings import DownloadSettings, ServeSettings
 
 _PROGRAM = "text-generation-server"
@@ -23,6 +24,7 @@ _USAGE = f"""usage: {_PROGRAM} COMMAND [options]
 commands:
   serve             run one shard: load a model and answer the router over a unix socket
   download-weights  make a model's files present on this host
+  selfcheck         compare this device's ops with a reference, and a model on it with the CPU
   report            write what belongs to a bug report into one file, without secrets
 
 {_PROGRAM} COMMAND --help shows a command's options.
@@ -63,6 +65,25 @@ def _download_weights(argv: Sequence[str]) -> int:
     return run(_PACKAGE, download)
 
 
+def _selfcheck(argv: Sequence[str]) -> int:
+    settings, _ = start(f"{_PROGRAM} selfcheck", _PACKAGE, SelfCheckSettings, argv)
+
+    def check() -> int:
+        from text_generation_server.selfcheck.check import SelfCheckFailed  # noqa: PLC0415
+        from text_generation_server.selfcheck.command import CannotCheck, run_selfcheck  # noqa: PLC0415
+
+        try:
+            return run_selfcheck(settings)
+        except SelfCheckFailed as error:
+            logger.error("%s", error)
+            return 1
+        except CannotCheck as error:
+            logger.error("%s", error)
+            return 2
+
+    return run(_PACKAGE, check)
+
+
 def _report(argv: Sequence[str]) -> int:
     settings = parse(f"{_PROGRAM} report", ReportSettings, argv, os.environ).build(ReportSettings)
 
@@ -77,6 +98,7 @@ def _report(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "download-weights": _download_weights,
+    "selfcheck": _selfcheck,
     "report": _report,
 }
 

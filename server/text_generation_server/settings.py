@@ -93,6 +93,12 @@ class ServeSettings:
     skip_selfcheck: bool = option(
         default=False, npu_only=True, help="do not compare the device's ops with the reference at start"
     )
+    kernels: str = option(
+        default="auto",
+        choices=("auto", "strict"),
+        npu_only=True,
+        help="strict: do not start if the self-check finds an op's first choice wrong; auto: use its next",
+    )
     disable_custom_kernels: bool = option(
         default=False,
         by_environment=True,
