@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test fuzz clients check format bench bench-peers bench-roofline bench-router bench-scale \
-    bench-serve check-torch-npu proto wheel clean
+    bench-serve check-torch-npu conformance-npu proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -48,6 +48,11 @@ check-neon: $(STAMP)
 # wheel and nothing else.
 check-torch-npu: $(STAMP)
 	TEST_TORCH_NPU_WHEEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/torch_npu_wheel $(ARGS)
+
+# The demo model on emulated NPUs, every chip with every way to serve it, beside the CPU: an hour on two cores.
+# ARGS="--write docs/ascend.md --write docs/ascend.zh.md" puts the table there; --chips and --shards choose a part.
+conformance-npu: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.npu_matrix $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
