@@ -6,6 +6,7 @@ Every rank makes the same calls in the same order. Knows nothing about models; w
 from __future__ import annotations
 
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from text_generation_kernels.interface import Device
 from text_generation_server.sharding import split
+
+# CANN's codes for an address that is bound already.
+_PORT_IN_USE = ("EJ0003", "EI0019")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,9 +99,22 @@ def _together(
         try:
             return collective(group, *args, **kwargs)
         except RuntimeError as error:
-            raise GroupError(f"another rank has ended or hangs ({_first_line(error)})") from error
+            raise GroupError(_what_happened(error)) from error
 
     return call
+
+
+def _what_happened(error: RuntimeError) -> str:
+    """HCCL opens its ports in a group's first collective, so that is where a port in use shows."""
+    text = str(error)
+    if any(code in text for code in _PORT_IN_USE):
+        line = next(line for line in text.splitlines() if any(code in line for code in _PORT_IN_USE))
+        first = os.environ.get("HCCL_IF_BASE_PORT", "60000")
+        return (
+            f"HCCL cannot open its ports, from {first} on: another server of this host, or one that has just ended, "
+            f"has them; set HCCL_IF_BASE_PORT to the first of 16 free ports ({line})"
+        )
+    return f"another rank has ended or hangs ({_first_line(error)})"
 
 
 def _first_line(error: Exception) -> str:

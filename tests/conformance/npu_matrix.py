@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from benchmarks.machine import machine_line
 from benchmarks.report import NoPlace, check_page, publish
 from tests.support.asking import ask, client_of
-from tests.support.servers import serving
+from tests.support.servers import start_launcher, wait_healthy
 from tests.support.witness import Witness
 from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_server.download import demo_model_folder
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 NEAR_TIE = 0.02  # in logits
 NUM_NEW_TOKENS = 16
 STEP_TOKENS = 96
+START_TIMEOUT_S = 600.0
 CHIPS = ("Ascend910PremiumA", "Ascend310P3", "Ascend910B4", "Ascend910_9391")
 WITH_GRAPHS = CHIPS[2:]
 _STORY = "The quick brown fox jumps over the lazy dog, and then a server reads a request. "
@@ -101,7 +102,8 @@ def run(server: Server, witness: Witness, tokenizer: Tokenizer) -> Outcome:
     """Start it, ask it, and judge its answers. Raises: AssertionError, when it is not what it was asked to be."""
     began_s = time.monotonic()
     folder = demo_model_folder()
-    with serving("--model-id", str(folder), *server.options, environ=server.environ) as running:
+    with start_launcher("--model-id", str(folder), *server.options, environ=server.environ) as running:
+        wait_healthy(running, START_TIMEOUT_S)
         with client_of(running) as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
 
             def answers(prompts: Sequence[str]) -> list[list[int]]:

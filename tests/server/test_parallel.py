@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.kernels.implementations import library_or_skip
 from tests.server.models.stepping import load, one_rank_of_many, two_rows
 from tests.server.ranks import free_port, replay, spawn_ranks, talk
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from text_generation_kernels.cpu.device import CpuDevice
-from text_generation_server.parallel import GroupError, LoneRank, join_group
+from text_generation_server.parallel import GroupError, LoneRank, ProcessGroup, join_group
 
 
 def test_lone_rank_gives_back_what_it_gets() -> None:
@@ -111,3 +113,34 @@ def test_port_in_use_is_one_line() -> None:
         with pytest.raises(GroupError, match=f"rank 0 could not meet the other 1 at 127.0.0.1:{port}") as caught:
             join_group(CpuDevice(), 0, 2, master_addr="127.0.0.1", master_port=port, timeout_s=1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "HCCL function error: HcclAllReduce\nEJ0003: Failed to bind the IP port. Reason: it is bound already.",
+            "HCCL cannot open its ports, from 60016 on: another server of this host, or one that has just ended, has "
+            "them; set HCCL_IF_BASE_PORT to the first of 16 free ports "
+            "(EJ0003: Failed to bind the IP port. Reason: it is bound already.)",
+        ),
+        ("Connection closed by peer\nmore", "another rank has ended or hangs (Connection closed by peer)"),
+    ],
+    ids=["port", "peer"],
+)
+def test_an_error_of_a_collective_says_what_to_do(error: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G48: a port that HCCL finds in use is named, with its likely owner and the setting to change."""
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setenv("HCCL_IF_BASE_PORT", "60016")
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    try:
+        group = ProcessGroup(CpuDevice(), timedelta(seconds=5))
+        monkeypatch.setattr(dist, "all_reduce", refuse)
+        with pytest.raises(GroupError) as caught:
+            group.all_reduce_min(3)
+        assert str(caught.value) == said
+    finally:
+        dist.destroy_process_group()
