@@ -141,10 +141,9 @@ def serving(
     environ: Mapping[str, str] | None = None,
     port: int | None = None,
     cwd: Path | None = None,
-    python: Path | None = None,
 ) -> Iterator[Server]:
     """The same, and wait until /health answers 200. Fails with the log if the launcher ends before."""
-    with start_launcher(*arguments, environ=environ, port=port, cwd=cwd, python=python) as server:
+    with start_launcher(*arguments, environ=environ, port=port, cwd=cwd) as server:
         wait_healthy(server)
         yield server
 

@@ -13,11 +13,12 @@ from tokenizers import Tokenizer
 
 from tests.support.asking import ask, client_of
 from tests.support.checkpoints import make_checkpoint
-from tests.support.servers import serving
+from tests.support.servers import start_launcher, wait_healthy
 from tests.support.witness import Witness
 from tests.torch_npu_wheel.environment import on_wheel
 
 NUM_NEW_TOKENS = 8
+START_TIMEOUT_S = 240.0  # torch_npu is imported three times on the way, in four seconds each where nothing else runs
 # In logits: nearer ones may change places by rounding to float16.
 NEAR_TIE = 0.02
 LIMITS = ("--max-total-tokens", "256", "--max-batch-prefill-tokens", "96", "--max-concurrent-requests", "4")
@@ -60,7 +61,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_greedy_text_is_the_models_up_to_near_ties(case: Case, model: Path, wheel_python: Path) -> None:
     prompts = ("One two three", SENTENCE * 4)
     server_options = ("--model-id", str(model), "--device", "npu", *LIMITS, *case.options)
-    with serving(*server_options, environ=on_wheel(case.chip), python=wheel_python) as server:
+    with start_launcher(*server_options, environ=on_wheel(case.chip), python=wheel_python) as server:
+        wait_healthy(server, START_TIMEOUT_S)
         with client_of(server) as client:
             answers = [ask(client, prompt, max_new_tokens=NUM_NEW_TOKENS) for prompt in prompts]
         log = server.log
