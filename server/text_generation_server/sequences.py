@@ -71,6 +71,8 @@ class SequenceTable:
         self._token_multiple = token_multiple
         max_blocks = -(-max_total_tokens // block_size)
         self.token_ids = torch.zeros(max_sequences, max_total_tokens, dtype=torch.int64, device=device)
+        # On the host the table is numpy's, too, whose calls on a few numbers take a tenth of torch's time.
+        self._host_token_ids: IntArray | None = self.token_ids.numpy() if device.type == "cpu" else None
         self._block_tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
         self._num_known: IntArray = np.zeros(max_sequences, dtype=np.int64)
@@ -165,7 +167,11 @@ class SequenceTable:
         )
         return StepBatch(
             step=step,
-            token_ids=self.token_ids[columns[num_tokens : 2 * num_tokens], device_positions],
+            token_ids=(
+                self.token_ids[columns[num_tokens : 2 * num_tokens], device_positions]
+                if self._host_token_ids is None
+                else torch.from_numpy(self._host_token_ids[token_rows, positions])
+            ),
             sampled_table_index=rows[samples],
             guesses=tuple(guesses.get(int(place), ()) for place in np.flatnonzero(samples)) if guesses else None,
             sampled_token_index=columns[2 * num_tokens :],
@@ -188,10 +194,13 @@ class SequenceTable:
 
     def append_sampled(self, table_indices: IntArray, token_ids: Tensor) -> None:
         """Write a step's samples behind their sequences, one each. token_ids: [num_sampled] int64 on the device."""
-        rows = torch.from_numpy(table_indices).to(self._device)
-        columns = torch.from_numpy(self._num_known[table_indices]).to(self._device)
         # A sequence that the router has ended already may run one wasted row more, at the very end of its table row.
-        self.token_ids[rows, columns.clamp(max=self.max_total_tokens - 1)] = token_ids
+        columns = np.minimum(self._num_known[table_indices], self.max_total_tokens - 1)
+        if self._host_token_ids is None:
+            rows = torch.from_numpy(table_indices).to(self._device)
+            self.token_ids[rows, torch.from_numpy(columns).to(self._device)] = token_ids
+        else:
+            self._host_token_ids[table_indices, columns] = token_ids.numpy()
         self._num_known[table_indices] += 1
 
     def append_guessed(self, table_indices: IntArray, token_ids: Sequence[Sequence[int]]) -> None:
