@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from text_generation_kernels.npu.soc import EMULATOR_VARIABLE
 from text_generation_launcher.doctor.host import Host
 from text_generation_launcher.doctor.npu_smi import probe_smi
 from text_generation_launcher.plan import LaunchPlan
@@ -27,6 +28,8 @@ class NotFound(Exception):
 
 def bind_cores(plan: LaunchPlan, host: Host) -> Cores:
     """The cores of each shard, by rank; () binds none, with a warning that says why."""
+    if host.environ.get(EMULATOR_VARIABLE):
+        return ()  # an emulated NPU lies nowhere
     try:
         cards = plan.devices.visible[: plan.num_shards] or tuple(range(plan.num_shards))
         cores = share_out(_nodes(cards, host), _cores_of_nodes(host), host.cores, plan.serve.cpu_binding_num)
