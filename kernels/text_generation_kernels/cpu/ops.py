@@ -88,6 +88,9 @@ class CpuOps(Ops):
         if block_size < 16 or block_size % 16:
             raise ValueError(f"block size {block_size} is not supported on the CPU; use a multiple of 16")
 
+    def cache_contents(self, cache: KVCache) -> tuple[Tensor, Tensor]:
+        return cache.k, cache.v
+
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         if not len(slot_mapping):
             return
