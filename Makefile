@@ -49,7 +49,7 @@ check-neon: $(STAMP)
 check-torch-npu: $(STAMP)
 	TEST_TORCH_NPU_WHEEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/torch_npu_wheel $(ARGS)
 
-# The demo model on emulated NPUs, every chip with every way to serve it, beside the CPU: an hour on two cores.
+# The demo model on emulated NPUs, every chip with every way to serve it, beside the CPU: 25 minutes on two cores.
 # ARGS="--write docs/ascend.md --write docs/ascend.zh.md" puts the table there; --chips and --shards choose a part.
 conformance-npu: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.npu_matrix $(ARGS)
