@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from text_generation_kernels.checks.findings import OpFinding, Rejection
 from text_generation_kernels.checks.places import Place, back
 from text_generation_kernels.checks.samples import Sample, by_op
@@ -33,6 +35,7 @@ def check_ops(device: Device, samples: Iterable[Sample], slow_s: float = SLOW_S)
     Args:
         slow_s: seconds of a small call that make a candidate worth comparing with the next in time, too.
     Returns: one finding for each op, also where no candidate is right: that is the caller's to act on.
+    Raises: torch.OutOfMemoryError.
     """
     ops = device.ops
     place = Place(ops, device.torch_device, device.name, ops.activation_dtype)
@@ -102,6 +105,8 @@ class _Check:
             return sample.error_at(self._place)
         except NoCandidate as error:
             return float("inf"), str(error)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the candidate
         except Exception as error:  # a failed launch has any type, and its candidate is then out, whatever it was
             logger.debug("%s of %s failed", self._op, sample.name, exc_info=error)
             return float("inf"), next(iter(str(error).splitlines()), type(error).__name__)

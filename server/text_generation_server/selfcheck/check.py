@@ -67,7 +67,14 @@ class SelfCheck:
             self._take_over(earlier)
         else:
             started_s = time.monotonic()
-            self._ops = check_ops(self._device, samples(self.subject.sizes))
+            try:
+                self._ops = check_ops(self._device, samples(self.subject.sizes))
+            except torch.OutOfMemoryError as error:
+                reason = next(iter(str(error).splitlines()), "out of memory")
+                raise SelfCheckFailed(
+                    f"self-check: the memory of {self._device.name} runs out before a model is loaded ({reason}); free "
+                    f"it, or leave the check out with --skip-selfcheck"
+                ) from None
             self._check_sums()
             self._seconds = time.monotonic() - started_s
         self._require_right_ops()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,13 @@ def test_an_op_that_only_the_model_shows_to_be_wrong_is_replaced(
         assert all(finding.wrong is None for finding in verdict.model)
     assert f"the model is wrong on {chip}, though each op is right" in caplog.text
     assert "using composed for rms_norm" in caplog.text
+
+
+def test_memory_that_runs_out_is_no_wrong_op(folder: Path) -> None:
+    with emulated_npu("Ascend910B4", memory_mb=24):
+        device = NpuDevice(load_torch_npu(), 0)
+        sizes = sizes_of(ModelConfig.from_hf(folder), 0, 1, device.default_block_size)
+        sizes = replace(sizes, hidden_size=4096, intermediate_size=4096)
+        check = SelfCheck(Subject(device, sizes, None, 0, 1, "auto"), LoneRank(), kept=None)
+        with pytest.raises(SelfCheckFailed, match="memory of Ascend910B4 runs out"):
+            check.check_ops()
