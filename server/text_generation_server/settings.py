@@ -46,7 +46,7 @@ class ServeSettings:
     dtype: str | None = option(
         default=None,
         choices=("float16", "bfloat16", "float32"),
-        help="type of the weights; unset: float16 on the NPU, on the CPU as they are stored",
+        help="type of the weights; unset: as they are stored; on an NPU bfloat16 if it has that, else float16",
     )
     kv_cache_dtype: str | None = option(
         default=None,

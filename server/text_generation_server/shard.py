@@ -49,6 +49,7 @@ def run_shard(settings: ServeSettings) -> int:
     """
     try:
         _check_served(settings)
+        config = _model_config(settings)
         device = select_device(
             settings.device,
             settings.rank,
@@ -56,11 +57,10 @@ def run_shard(settings: ServeSettings) -> int:
             kv_dtype=None if settings.kv_cache_dtype is None else getattr(torch, settings.kv_cache_dtype),
             quantize=settings.quantize,
             native=False if settings.disable_custom_kernels else None,
-            npu=_npu_options(settings),
+            npu=_npu_options(settings, config),
         )
         block_size = settings.block_size or device.default_block_size
         device.ops.check_block_size(block_size)
-        config = _model_config(settings)
         check_shards(config, settings.world_size)
         group = join_group(
             device,
@@ -105,12 +105,13 @@ def _check_served(settings: ServeSettings) -> None:
         )
 
 
-def _npu_options(settings: ServeSettings) -> NpuOptions:
+def _npu_options(settings: ServeSettings, config: ModelConfig) -> NpuOptions:
     layout = settings.weight_layout
     if layout == "auto" and settings.npu_need_nz is not None:
         layout = "nz" if settings.npu_need_nz else "nd"
     return NpuOptions(
         dtype=getattr(torch, settings.dtype) if settings.dtype else None,
+        model_dtype=config.dtype,
         weight_layout=layout,
         graph_sizes=settings.cuda_graphs,
         family=os.environ.get("NPU_FAMILY"),

@@ -66,7 +66,16 @@ class Server:
     @property
     def options(self) -> tuple[str, ...]:
         return (
-            *("--device", "npu", "--num-shard", str(self.num_shards), "--weight-layout", self.layout),
+            *(
+                "--device",
+                "npu",
+                "--dtype",
+                "float16",
+                "--num-shard",
+                str(self.num_shards),
+                "--weight-layout",
+                self.layout,
+            ),
             *("--cuda-graphs", "1,2,4,8" if self.is_captured else "0"),
             *("--max-total-tokens", "512", "--max-batch-prefill-tokens", str(STEP_TOKENS)),
             *("--max-concurrent-requests", str(len(PROMPTS))),

@@ -68,6 +68,31 @@ def test_a_bfloat16_checkpoint_is_served_in_what_the_chip_has(
     Witness(folder).assert_greedy(PROMPT, tokens(replica, Request(PROMPT, 6)), NEAR_TIE)
 
 
+@pytest.mark.parametrize(
+    ("soc_name", "served_in"),
+    [
+        ("Ascend910PremiumA", torch.float16),
+        ("Ascend310P3", torch.float16),
+        ("Ascend910B4", torch.bfloat16),
+        ("Ascend910_9391", torch.bfloat16),
+    ],
+)
+def test_by_default_bfloat16_is_kept_where_the_chip_has_it(
+    make_machine: MachineMaker, soc_name: str, served_in: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G46: a chip without it falls back to float16 and says so once."""
+    make_machine(soc_name)
+    torch_npu = load_torch_npu()
+    options = NpuOptions(model_dtype=torch.bfloat16)
+    devices = [NpuDevice(torch_npu, index, options) for index in range(2)]
+    assert [device.ops.activation_dtype for device in devices] == [served_in, served_in]
+    warning = f"{soc_name} has no bfloat16, which the model was made in: it is served in float16"
+    assert caplog.text.count(warning) == (1 if served_in == torch.float16 else 0)
+    for stored in (torch.float16, torch.float32, None):
+        device = NpuDevice(torch_npu, 0, NpuOptions(model_dtype=stored))
+        assert device.ops.activation_dtype == torch.float16
+
+
 def test_a_910b_keeps_bfloat16_where_it_is_asked_for(make_machine: MachineMaker, folder: Path) -> None:
     """G46."""
     make_machine("Ascend910B4")

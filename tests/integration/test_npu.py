@@ -124,7 +124,10 @@ def cut_demo_model(folder: Path) -> Path:
 def test_greedy_text_is_the_models_up_to_near_ties(case: Case, models: dict[str, Path]) -> None:
     folder = models[case.model]
     environ = {EMULATOR_VARIABLE: case.chip, "PYTHONPATH": str(ROOT / "emulator")}
-    limits = ("--max-total-tokens", "384", "--max-batch-prefill-tokens", "96", "--max-concurrent-requests", "4")
+    limits = (
+        *("--dtype", "float16", "--max-total-tokens", "384", "--max-batch-prefill-tokens", "96"),
+        *("--max-concurrent-requests", "4"),
+    )
     long_prompt = SENTENCE * NUM_SENTENCES[case.model]
     prompts = ["What is the capital of France?", long_prompt, "One two three"]
     with serving("--model-id", str(folder), "--device", "npu", *limits, *case.options, environ=environ) as server:

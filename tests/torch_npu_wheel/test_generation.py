@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.chip)
 def test_greedy_text_is_the_models_up_to_near_ties(case: Case, model: Path, wheel_python: Path) -> None:
     prompts = ("One two three", SENTENCE * 4)
-    server_options = ("--model-id", str(model), "--device", "npu", *LIMITS, *case.options)
+    server_options = ("--model-id", str(model), "--device", "npu", "--dtype", "float16", *LIMITS, *case.options)
     with start_launcher(*server_options, environ=on_wheel(case.chip), python=wheel_python) as server:
         wait_healthy(server, START_TIMEOUT_S)
         with client_of(server) as client:

@@ -23,7 +23,8 @@ DEFAULT_BLOCK_SIZE = 128
 class NpuOptions:
     """What a server may be told about its NPU."""
 
-    dtype: torch.dtype | None = None  # of weights, activations, keys and values; None: float16
+    dtype: torch.dtype | None = None  # of weights, activations, keys and values; None: the model's or float16
+    model_dtype: torch.dtype | None = None  # that the weights are stored in, where it is known
     weight_layout: str = "auto"
     graph_sizes: Sequence[int] = ()  # rows of the decode steps to capture
     family: str | None = None  # treat the chip as one of a lesser family
@@ -69,7 +70,7 @@ class NpuDevice(Device):
             torch_npu,
             self.family,
             self.torch_device,
-            _dtype(options.dtype, self.family, self.name),
+            _dtype(options, self.family, self.name, is_first=index == 0),
             weight_layout=options.weight_layout,
         )
         if options.is_plain:
@@ -132,7 +133,14 @@ def _family(soc_id: int, name: str, wanted: str | None) -> Family:
     return lesser
 
 
-def _dtype(wanted: torch.dtype | None, family: Family, name: str) -> torch.dtype:
-    if wanted == torch.bfloat16 and not family.has_bfloat16:
+def _dtype(options: NpuOptions, family: Family, name: str, *, is_first: bool) -> torch.dtype:
+    """What is asked for; else bfloat16 where the model has it and the chip too, whose range float16 lacks."""
+    if options.dtype == torch.bfloat16 and not family.has_bfloat16:
         raise ValueError(f"{name} has no bfloat16; use --dtype float16")
-    return wanted or torch.float16
+    if options.dtype is not None or options.model_dtype != torch.bfloat16:
+        return options.dtype or torch.float16
+    if family.has_bfloat16:
+        return torch.bfloat16
+    if is_first:
+        logger.warning("%s has no bfloat16, which the model was made in: it is served in float16", name)
+    return torch.float16

@@ -40,7 +40,8 @@ def run_selfcheck(settings: SelfCheckSettings) -> int:
         folder = None if settings.model_id is None else download_weights(settings.model_id)
         config = None if folder is None else ModelConfig.from_hf(folder)
         dtype: torch.dtype | None = getattr(torch, settings.dtype) if settings.dtype else None
-        options = NpuOptions(dtype=dtype, weight_layout=settings.weight_layout)
+        model_dtype = None if config is None else config.dtype
+        options = NpuOptions(dtype=dtype, model_dtype=model_dtype, weight_layout=settings.weight_layout)
         device = select_device(settings.device, settings.rank, os.environ.get("ASCEND_RT_VISIBLE_DEVICES"), npu=options)
         block_size = settings.block_size or device.default_block_size
         device.ops.check_block_size(block_size)
