@@ -40,8 +40,8 @@ def test_slots_are_made_once_a_step() -> None:
     assert given[0] is given[1] is given[2]
     assert given[4] is given[5] is given[6]
     assert [slots.tolist() for slots in (given[0], given[3], given[4], given[7])] == [
-        [5, 32],
-        [5, 64],
+        [5, 33],
+        [5, 65],
         [32, 6],
         [64, 6],
     ]
