@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import Device
 from text_generation_server.sharding import split
 
@@ -114,11 +115,7 @@ def _what_happened(error: RuntimeError) -> str:
             f"HCCL cannot open its ports, from {first} on: another server of this host, or one that has just ended, "
             f"has them; set HCCL_IF_BASE_PORT to the first of 16 free ports ({line})"
         )
-    return f"another rank has ended or hangs ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return f"another rank has ended or hangs ({first_line(error)})"
 
 
 class ProcessGroup(TensorParallelGroup):
@@ -215,5 +212,5 @@ def join_group(
     except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
         raise GroupError(
             f"rank {rank} could not meet the other {world_size - 1} at {master_addr}:{master_port} "
-            f"within {timeout_s:g} s: {_first_line(error)}"
+            f"within {timeout_s:g} s: {first_line(error)}"
         ) from None

@@ -19,6 +19,7 @@ import grpc
 
 from text_generation_cli import __version__
 from text_generation_cli.program import describe
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import Ops
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
@@ -180,8 +181,7 @@ class ShardService(ShardServicer):
             logger.error("rank %d: %s", rank, what, exc_info=traceback_of)
         if not self.failed.done():
             self.failed.set_result(error)
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        await context.abort(grpc.StatusCode.INTERNAL, first_line)
+        await context.abort(grpc.StatusCode.INTERNAL, first_line(error))
 
 
 def _self_check(verdict: Verdict) -> pb.SelfCheck:

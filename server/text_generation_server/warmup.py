@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from text_generation_kernels.errors import first_line
 from text_generation_server.engine import CacheShape, Engine
 from text_generation_server.memory_budget import MemoryBudget, MemorySum, cache_bytes
 from text_generation_server.step_runner import Limits, StepRunner, StepSize, is_out_of_memory, largest_fitting
@@ -172,7 +173,7 @@ def _run_largest_steps(engine: Engine, wanted: Wanted) -> _LargestSteps:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        told = (str(error).splitlines() or [type(error).__name__])[0]
+        told = first_line(error)
 
     # Out here nothing holds the failed step's tensors any more.
     def runs(size: StepSize) -> bool:

@@ -12,6 +12,7 @@ import torch
 from text_generation_kernels.checks.findings import OpFinding, Rejection
 from text_generation_kernels.checks.places import Place, back
 from text_generation_kernels.checks.samples import Sample, by_op
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.candidates import Choice, NoCandidate
 from text_generation_kernels.npu.ops import NpuOps
@@ -109,7 +110,7 @@ class _Check:
             raise  # says nothing about the candidate
         except Exception as error:  # a failed launch has any type, and its candidate is then out, whatever it was
             logger.debug("%s of %s failed", self._op, sample.name, exc_info=error)
-            return float("inf"), next(iter(str(error).splitlines()), type(error).__name__)
+            return float("inf"), first_line(error)
 
     def _used(self) -> str | None:
         return self._place.ops.name if self._choice is None else self._choice.last
@@ -139,31 +140,26 @@ class _Check:
         name = self._used()
         if taken < self._slow_s or name is None:
             return False
-        order = [candidate.name for candidate in choice.available]
+        order = [status.name for status in choice.candidates()]
         for other in choice.available:
             if other.name == name:
                 continue
             choice.use(other.name)
             # What it does not take, another does: that is no trial of it.
-            if self._pass()[2] is None and self._used_by_smallest() == other.name:
+            if self._pass()[2] is None:
                 seconds = self._seconds()
-                if seconds * _FASTER < taken:
+                if self._used() == other.name and seconds * _FASTER < taken:
                     reason = f"it takes {1e3 * taken:.3g} ms where {other.name} takes {1e3 * seconds:.3g}"
                     self._rejections.append(Rejection(name, reason))
                     choice.reject(name, reason)
                     logger.warning("self-check: %s by %s is slow on %s: %s", self._op, name, self._place.name, reason)
                     return True
-            for again in reversed(order):
-                choice.use(again)
+            choice.reorder(order)
         logger.warning(
             "self-check: %s by %s is slow on %s: it takes %.3g ms, and nothing faster is left",
             *(self._op, name, self._place.name, 1e3 * taken),
         )
         return False
-
-    def _used_by_smallest(self) -> str | None:
-        self._seconds()
-        return self._used()
 
     def _seconds(self) -> float:
         """The best of some runs of the op's smallest sample, compiled before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -29,12 +29,8 @@ class OpFinding:
         return bool(self.candidates)
 
 
-def to_json(finding: OpFinding) -> dict[str, Any]:
-    return asdict(finding)
-
-
 def from_json(values: dict[str, Any]) -> OpFinding:
-    """Raises: KeyError, TypeError, for what `to_json` did not write."""
+    """From what `dataclasses.asdict` made of one. Raises: KeyError, TypeError, for anything else."""
     return OpFinding(
         op=str(values["op"]),
         candidates=tuple(map(str, values["candidates"])),

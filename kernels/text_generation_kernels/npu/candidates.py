@@ -7,7 +7,7 @@ its place. The last of each list is composed of plain torch ops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -98,6 +98,12 @@ class Choice(Generic[RunT, ShapeT]):
             raise NoCandidate(f"{self.op}: {name} cannot be used: {self._refused[name]}")
         self._candidates.sort(key=lambda candidate: candidate.name != name)
         self._names.sort(key=lambda other: other != name)
+        self._changed()
+
+    def reorder(self, names: Sequence[str]) -> None:
+        """Prefer candidates in this order, all of which are named."""
+        self._candidates.sort(key=lambda candidate: names.index(candidate.name))
+        self._names.sort(key=names.index)
         self._changed()
 
     def _check(self, name: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import (
     CapturedStep,
     CaptureRefused,
@@ -128,7 +129,7 @@ def capture_decode(
         try:
             graphs[size] = _capture(torch_npu.npu, ops, function, partial(buffers.inputs, size), pool)
         except RuntimeError as error:  # too few streams, a launch mode that excludes graphs: the runtime's own words
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             if not graphs:
                 raise CaptureRefused(f"a graph of {size} rows cannot be captured: {reason}") from error
             logger.warning("decode steps of up to %d rows run op by op: no graph for them (%s)", size, reason)

@@ -25,7 +25,7 @@ from text_generation_kernels.npu.soc import Family
 
 Layout = Literal["nd", "nz"]
 FRACTAL_NZ = 29
-_ND = 2
+ND_FORMAT = 2
 SPARE_BLOCKS = 1
 
 
@@ -111,7 +111,7 @@ def read_cache(torch_npu: Any, cache: NpuKVCache) -> tuple[Tensor, Tensor]:
 
     def read(tensor: Tensor) -> Tensor:
         if cache.layout == "nz":
-            plain = torch_npu.npu_format_cast(tensor, _ND).cpu()  # [num_blocks + 1, width / 16, block_size, 16]
+            plain = torch_npu.npu_format_cast(tensor, ND_FORMAT).cpu()  # [num_blocks + 1, width / 16, block_size, 16]
             tensor = plain.transpose(1, 2)
         shape = (cache.num_blocks + SPARE_BLOCKS, cache.block_size, cache.num_kv_heads, cache.head_dim)
         return tensor.cpu().reshape(shape)[: cache.num_blocks].float()

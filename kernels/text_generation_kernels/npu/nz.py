@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_kernels.dtypes import dtype_name
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import PackedWeight
-from text_generation_kernels.npu.kv_cache import FRACTAL_NZ
+from text_generation_kernels.npu.kv_cache import FRACTAL_NZ, ND_FORMAT
 from text_generation_kernels.npu.soc import Family
 
 logger = logging.getLogger(__name__)
 
 WANTED_LAYOUTS = ("auto", "nd", "nz")
 
-ND_FORMAT = 2
 FLOAT16_MAX = torch.finfo(torch.float16).max
 # Rows of the products that are compared and timed: decode, a few rows, a prompt; none a multiple of the other's tile.
 PRODUCT_ROWS = (1, 17, 256)
@@ -164,7 +164,7 @@ class WeightPacker:
             nz: Tensor = self._torch_npu.npu_format_cast(nd, FRACTAL_NZ)
             return self._wrong_bytes(nd, nz) or self._wrong_products(nd, nz) or nz
         except RuntimeError as error:  # whatever the chip has against it; the weight is there in ND
-            return f"the chip refuses it ({next(iter(str(error).splitlines()), type(error).__name__)})"
+            return f"the chip refuses it ({first_line(error)})"
 
     def _wrong_bytes(self, nd: Tensor, nz: Tensor) -> str | None:
         """Each weight's own: is it really NZ, and is nothing lost?"""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_kernels import sampling
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import (
     CaptureRefused,
     Filters,
@@ -149,7 +150,7 @@ class NpuOps(Ops):
             store.run(k, k, cache, torch.zeros(1, dtype=torch.int32, device=self.torch_device))
             self._torch_npu.npu.synchronize()
         except (RuntimeError, OSError) as error:
-            reason = f"ATB cannot be called ({next(iter(str(error).splitlines()), type(error).__name__)})"
+            reason = f"ATB cannot be called ({first_line(error)})"
             for choice in self.choices.values():
                 for candidate in choice.available:
                     if is_atb(candidate.name):

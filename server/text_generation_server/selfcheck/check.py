@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from text_generation_kernels.checks.checking import check_ops
 from text_generation_kernels.checks.findings import OpFinding
 from text_generation_kernels.checks.samples import samples
+from text_generation_kernels.errors import first_line
 from text_generation_kernels.interface import Device
 from text_generation_kernels.npu.candidates import NoCandidate
 from text_generation_kernels.npu.ops import NpuOps
@@ -53,10 +55,6 @@ class SelfCheck:
         self._ops: tuple[OpFinding, ...] = ()
         self._earlier: Verdict | None = None
 
-    @property
-    def is_from_before(self) -> bool:
-        return self._earlier is not None
-
     def check_ops(self) -> tuple[OpFinding, ...]:
         """Raises: SelfCheckFailed."""
         earlier = None if self._kept is None else self._kept.find(self.subject)
@@ -70,7 +68,7 @@ class SelfCheck:
             try:
                 self._ops = check_ops(self._device, samples(self.subject.sizes))
             except torch.OutOfMemoryError as error:
-                reason = next(iter(str(error).splitlines()), "out of memory")
+                reason = first_line(error)
                 raise SelfCheckFailed(
                     f"self-check: the memory of {self._device.name} runs out before a model is loaded ({reason}); free "
                     f"it, or leave the check out with --skip-selfcheck"
@@ -202,7 +200,7 @@ class SelfCheck:
             raise
         except RuntimeError as error:  # the device's, whatever its type
             logger.debug("the model could not be run", exc_info=error)
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise SelfCheckFailed(
                 f"self-check: the model cannot be run on {self._device.name} ({reason}); {_REPORT}"
             ) from error
@@ -221,7 +219,7 @@ def _alternatives(ops: NpuOps) -> Iterator[tuple[tuple[tuple[str, str], ...], Ca
     for op, order in orders.items():
         for candidate in sorted(order):
             _prefer(ops, op, candidate)
-            yield ((op, candidate),), lambda op=op, order=order: _restore(ops, op, order)  # type: ignore[misc]
+            yield ((op, candidate),), partial(ops.choices[op].reorder, order)
     composed = tuple((op, order[-1]) for op, order in orders.items())
     for op, candidate in composed:
         _prefer(ops, op, candidate)
@@ -233,11 +231,6 @@ def _prefer(ops: NpuOps, op: str, candidate: str) -> None:
         ops.use(op, candidate)
     except NoCandidate as error:
         logger.debug("%s", error)
-
-
-def _restore(ops: NpuOps, op: str, order: list[str]) -> None:
-    for candidate in reversed(order):
-        _prefer(ops, op, candidate)
 
 
 def _summary(verdict: Verdict) -> str:

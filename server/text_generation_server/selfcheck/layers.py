@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from text_generation_kernels.checks.comparing import row_error
 from text_generation_kernels.cpu.device import CpuDevice
 from text_generation_kernels.interface import KVCache, StepMetadata
 from text_generation_server.layers.decoder import DecoderLayer
@@ -77,14 +78,10 @@ class ModelComparison:
         last = model.num_layers - 1
         self._layers = sorted({0, last // 2, last})
 
-    @property
-    def num_tokens(self) -> int:
-        return min(_NUM_TOKENS, self._model.max_positions)
-
     @torch.inference_mode()
     def findings(self) -> tuple[ModelFinding, ...]:
         """Run the model in two ways, and compare. All ranks call it; those other than 0 get nothing."""
-        if self.num_tokens < _NUM_TOKENS:
+        if self._model.max_positions < _NUM_TOKENS:
             return ()  # a model for shorter texts than that is a toy of a test
         trace = _Trace(frozenset({*self._layers, *(index + 1 for index in self._layers)}))
         hidden = self._run(self._new_caches(), 0, _NUM_TOKENS, trace)
@@ -121,7 +118,7 @@ class ModelComparison:
     def _compare_pieces(self, whole: Tensor, pieces: Tensor) -> ModelFinding:
         """Logits of a prompt at once, and of its beginning, a chunk and one decoded token."""
         limit = _LOGITS[self._model.device.ops.activation_dtype]
-        error = _share(pieces - whole, whole) / limit
+        error = row_error(pieces, whole) / limit
         wrong = f"logits of a prompt in pieces are off by {limit * error:.2g} of their size" if error > 1 else None
         return ModelFinding("a prompt in pieces", error, wrong=wrong)
 
@@ -130,7 +127,7 @@ class ModelComparison:
         table = embedding_name(checkpoint, config)
         rows = torch.cat([checkpoint.get_rows(table, token, token + 1) for token in self._token_ids.tolist()]).float()
         embedded, _ = trace.states[0]
-        error = _rows_share(embedded[:_NUM_TOKENS] - rows, rows) / _OWN
+        error = row_error(embedded[:_NUM_TOKENS], rows) / _OWN
         yield ModelFinding("the embedding", error, wrong=_off("the embedding", error, _OWN))
 
         stream = trace.stream(config.num_layers)[_NUM_TOKENS - 1].double()
@@ -140,7 +137,7 @@ class ModelComparison:
         starts = [(config.vocab_size - size) * part // max(_SPANS - 1, 1) for part in range(_SPANS)]
         expected = torch.cat([checkpoint.get_rows(name, at, at + size).double() @ normed for at in starts])
         seen = torch.cat([logits[0, at : at + size] for at in starts])
-        error = _share(seen - expected, expected) / _OWN
+        error = row_error(seen[None], expected[None]) / _OWN
         yield ModelFinding("the head", error, wrong=_off("logits", error, _OWN))
 
     def _compare_layers(self, checkpoint: Checkpoint, trace: _Trace) -> Iterator[ModelFinding]:
@@ -163,7 +160,7 @@ class ModelComparison:
         added = (expected - before).norm(dim=1)
         allowed = _ADDED * added + _ROUNDINGS * torch.finfo(dtype).eps * expected.norm(dim=1)
         errors = (after - expected).norm(dim=1) / allowed.clamp(min=1e-30)
-        error = _number(errors.max())
+        error = float(errors.nan_to_num(float("inf")).max())
         parts = [part for part in trace.states[index + 1] if part is not None]
         largest = max(float(part.abs().max()) for part in parts)
         limit = torch.finfo(dtype).max
@@ -190,19 +187,6 @@ def _step(start: int, end: int, block_size: int, multiple: int, device: torch.de
         cu_seqlens_q=(0, num_tokens),
         kv_lens=(end,),
     )
-
-
-def _number(value: Tensor) -> float:
-    """Infinity for NaN, which compares with nothing."""
-    return float(value.nan_to_num(float("inf")))
-
-
-def _share(difference: Tensor, expected: Tensor) -> float:
-    return _number(difference.double().norm() / expected.double().norm().clamp(min=1e-30))
-
-
-def _rows_share(difference: Tensor, expected: Tensor) -> float:
-    return _number((difference.norm(dim=1) / expected.norm(dim=1).clamp(min=1e-30)).max())
 
 
 def _off(what: str, error: float, limit: float) -> str | None:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from text_generation_kernels.checks.comparing import TOLERANCE, row_error
 from text_generation_kernels.interface import CapturedStep, KVCache, StepInputs, StepMetadata
 from text_generation_server.models.causal_lm import CausalLM
 
-_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Tokens that the rows have been given before; each step sees some of them, first more, then fewer.
 _NUM_TOKENS = 12
 _LENGTHS = ((12, 7), (5, 11), (3, 2))
@@ -67,10 +67,9 @@ def wrong_replay(model: CausalLM, captured: CapturedStep, caches: Sequence[KVCac
         )
         if not captured.fits(inputs):
             return None
-        expected = model.sampled_logits(inputs, caches).cpu().double()
-        seen = captured(inputs).cpu().double()
-        error = float(((seen - expected).norm() / expected.norm().clamp(min=1e-30)).nan_to_num(float("inf")))
-        if error > _TOLERANCE[ops.activation_dtype]:
+        expected = model.sampled_logits(inputs, caches).cpu()
+        error = row_error(captured(inputs).cpu(), expected)
+        if error > TOLERANCE[ops.activation_dtype]:
             rows = " and ".join(map(str, lengths[:num_rows]))
             return f"logits of rows of {rows} tokens are off by {error:.2g} of their size"
     return None

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from text_generation_kernels.errors import first_line
 from text_generation_server.weights.folder import CheckpointError, weight_files
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -85,7 +86,7 @@ def _describe_unreadable(path: Path, error: Exception) -> str:
         return f"{path}: cannot be read: {unreadable.strerror}"
     if start == _LFS_POINTER:
         return f"{path}: is a Git LFS pointer, not the weights; run git lfs pull"
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     return f"{path}: cannot be read, it may be truncated or damaged; download it again ({reason})"
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from text_generation_kernels.npu.device import NpuDevice
-from text_generation_kernels.npu.kv_cache import FRACTAL_NZ
-from text_generation_kernels.npu.nz import ND_FORMAT, storage_elements
+from text_generation_kernels.npu.kv_cache import FRACTAL_NZ, ND_FORMAT
+from text_generation_kernels.npu.nz import storage_elements
 from text_generation_kernels.npu_probe import load_torch_npu
 
 TORCH_NPU = load_torch_npu()
