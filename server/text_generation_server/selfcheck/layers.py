@@ -127,7 +127,7 @@ class ModelComparison:
         table = embedding_name(checkpoint, config)
         rows = torch.cat([checkpoint.get_rows(table, token, token + 1) for token in self._token_ids.tolist()]).float()
         embedded, _ = trace.states[0]
-        error = row_error(embedded[:_NUM_TOKENS], rows) / _OWN
+        error = max(map(row_error, embedded[:_NUM_TOKENS, None], rows[:, None])) / _OWN  # however short a row is
         yield ModelFinding("the embedding", error, wrong=_off("the embedding", error, _OWN))
 
         stream = trace.stream(config.num_layers)[_NUM_TOKENS - 1].double()
