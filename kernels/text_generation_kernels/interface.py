@@ -358,6 +358,10 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything launched has finished; errors of the device surface here."""
 
+    def settle(self) -> None:
+        """The caches have the size that they keep. What this sets going may continue while steps run."""
+        return None
+
     @abstractmethod
     def capture(self, function: StepFunction, max_tokens: int, max_sampled: int, max_blocks: int) -> CapturedStep:
         """Record a step function, so that steps up to a size can be replayed without the host's work between ops.

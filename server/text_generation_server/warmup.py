@@ -128,6 +128,7 @@ def warm_up(engine: Engine, wanted: Wanted, budget: MemoryBudget) -> Sizing:
         raise
     engine.allocate(shape)
     engine.check_replays()
+    device.settle()
     kv_cache_bytes = shape.num_blocks * engine.block_bytes
     logger.info("%s", memory_sum.line(kv_cache_bytes, shape.num_blocks * shape.block_size))
     return Sizing(shape, steps.max_batch_prefill_tokens, free_bytes, kv_cache_bytes, steps.max_guessing_tokens)

@@ -71,6 +71,10 @@ class CpuDevice(Device):
     def synchronize(self) -> None:
         return None
 
+    def settle(self) -> None:
+        if isinstance(self.ops, NativeCpuOps):
+            self.ops.caches.supply_pages()
+
     def capture(self, function: StepFunction, max_tokens: int, max_sampled: int, max_blocks: int) -> CapturedStep:
         if not isinstance(self.ops, NativeCpuOps):
             raise CaptureRefused("plain torch ops cannot be replayed")

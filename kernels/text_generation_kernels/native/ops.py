@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from text_generation_kernels.cpu.pages import LazyMemory
 from text_generation_kernels.dtypes import dtype_name
 from text_generation_kernels.interface import (
     CaptureRefused,
@@ -86,6 +87,7 @@ class NativeCpuOps(Ops):
         self._library = library
         self._int8_group_size = int8_group_size
         self._memory = WeightMemory()
+        self.caches = LazyMemory()
         self._instruction = c.Instruction()
         self._metadata: StepMetadata | None = None  # of the last attention, and what C was told of it
         self._step = StepArguments()
@@ -202,7 +204,7 @@ class NativeCpuOps(Ops):
     def new_kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> KVCache:
         self.check_block_size(block_size)
         shape = (num_blocks, num_kv_heads, block_size, _padded(head_dim))
-        k, v = torch.zeros(shape, dtype=self.kv_dtype), torch.zeros(shape, dtype=self.kv_dtype)
+        k, v = self.caches.zeros(shape, self.kv_dtype), self.caches.zeros(shape, self.kv_dtype)
         return KVCache(k, v, block_size)
 
     def kv_block_bytes(self, block_size: int, num_kv_heads: int, head_dim: int) -> int:
