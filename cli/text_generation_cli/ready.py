@@ -1,4 +1,7 @@
-"""How a child tells the launcher that it serves: one line of JSON on a pipe whose descriptor the environment names."""
+"""How a child tells the launcher that it serves: one line of JSON on a pipe whose descriptor the environment names.
+
+And how the launcher tells one that was started ahead of time to go on: it closes another pipe.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 from collections.abc import MutableMapping
 
 READY_FD = "TEXT_GENERATION_READY_FD"
+GO_AHEAD_FD = "TEXT_GENERATION_GO_AHEAD_FD"
 
 
 def report_ready(environ: MutableMapping[str, str] = os.environ, **facts: object) -> None:
@@ -19,6 +23,15 @@ def report_ready(environ: MutableMapping[str, str] = os.environ, **facts: object
     if descriptor:
         with os.fdopen(int(descriptor), "w", encoding="utf-8") as pipe:
             pipe.write(json.dumps({"ready": True, **facts}) + "\n")
+
+
+def take_go_ahead(environ: MutableMapping[str, str] = os.environ) -> int | None:
+    """The descriptor, the caller's from now on, that can be read (end of file) once what this process needs is there.
+
+    Returns: None where there is nothing to wait for.
+    """
+    descriptor = environ.pop(GO_AHEAD_FD, "")
+    return int(descriptor) if descriptor else None
 
 
 def parse_report(line: str) -> dict[str, object] | None:

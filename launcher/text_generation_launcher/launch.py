@@ -1,6 +1,8 @@
 """One launch from start to end: download, shards, router, watching, and stopping in order.
 
-The main thread does everything in turn and looks at children and signals every 100 ms; threads only read output.
+The main thread does everything in turn. It looks at signals every 100 ms, and at children also when a thread wakes it,
+since one of them is ready or has ended. The router is started beside the shards, so that it imports and reads its files
+while they load the model, and waits for them before it connects.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Launch:
         self._shard_outputs: list[ServerOutput] = []
         self._said: dict[str, ServerOutput] = {}
         self._router: Child | None = None
+        self._router_serves = False  # or is about to
         self._router_output = RouterOutput(console, json_output=plan.router.json_output)
 
     def run(self) -> None:
@@ -46,6 +49,8 @@ class Launch:
             self._download()
             self._start_shards()
             self._start_router()
+            self._wait_for_shards()
+            self._wait_for_router()
             self._watch()
         except Stopped:
             grace_s = float(self._plan.launcher.graceful_termination_timeout)
@@ -57,7 +62,7 @@ class Launch:
         logger.info("Starting check and download process for %s", self._plan.model_id, extra=extra)
         output = DownloadOutput()
         program = self._plan.download_program()
-        child = _start(program, output, "DownloadError")
+        child = self._start(program, output, "DownloadError")
         try:
             while (status := child.poll()) is None:
                 self._stop.sleep()
@@ -79,9 +84,14 @@ class Launch:
             logger.info("Starting shard", extra=extra)
             output = ServerOutput("shard-manager", self._said, rank=rank)
             program = self._plan.shard_program(rank)
-            self._shards.append(_start(program, output, "ShardCannotStart", private_files=True))
+            self._shards.append(self._start(program, output, "ShardCannotStart", private_files=True))
             self._shard_outputs.append(output)
 
+    def _start_router(self) -> None:
+        program = self._plan.router_program()
+        self._router = self._start(program, self._router_output, "WebserverCannotStart", ahead=True)
+
+    def _wait_for_shards(self) -> None:
         waiting = set(range(self._plan.num_shards))
         next_line_s = time.monotonic() + _WAIT_LINE_INTERVAL_S
         while waiting:
@@ -92,14 +102,17 @@ class Launch:
                     elapsed_s = time.monotonic() - self._shards[rank].started_s
                     logger.info("Shard ready in %.1fs", elapsed_s, extra=logs.in_span("shard-manager", rank=rank))
             self._check_shards("ShardCannotStart", "Shard %d failed to start")
+            self._check_router("WebserverCannotStart")
             if time.monotonic() >= next_line_s:
                 next_line_s += _WAIT_LINE_INTERVAL_S
                 for rank in sorted(waiting):
                     logger.info("Waiting for shard to be ready...", extra=logs.in_span("shard-manager", rank=rank))
 
-    def _start_router(self) -> None:
+    def _wait_for_router(self) -> None:
+        assert self._router is not None
         logger.info("Starting Webserver")
-        self._router = _start(self._plan.router_program(), self._router_output, "WebserverCannotStart")
+        self._router.go_ahead()
+        self._router_serves = True
         while not self._router.is_ready:
             self._stop.sleep()
             self._check_shards("ShardFailed", "Shard %d crashed")
@@ -146,7 +159,9 @@ class Launch:
 
     def _shut_down(self, grace_s: float) -> None:
         """The router first, while it still has shards to finish its requests with; then the shards."""
-        if self._router is not None and self._router.poll() is None:
+        if self._router is not None and not self._router_serves:
+            self._stop_all([self._router], 0.0)  # it has nothing to finish
+        elif self._router is not None and self._router.poll() is None:
             logger.info("Terminating webserver")
             logger.info("Waiting for webserver to gracefully shutdown")
             self._stop_all([self._router], grace_s)
@@ -162,16 +177,24 @@ class Launch:
             for rank in running:
                 logger.info("shard terminated", extra=logs.in_span("shard-manager", rank=rank))
 
+    def _start(
+        self,
+        program: Program,
+        output: ServerOutput | RouterOutput,
+        kind: str,
+        *,
+        private_files: bool = False,
+        ahead: bool = False,
+    ) -> Child:
+        arguments, environment = program.arguments, program.environment
+        try:
+            return Child(arguments, environment, output.take, self._stop.wake, private_files=private_files, ahead=ahead)
+        except OSError as error:
+            logger.error("%s cannot be started: %s", arguments[0], error.strerror)
+            raise LauncherError(kind) from None
+
     def _stop_all(self, children: list[Child], grace_s: float) -> None:
         stop_all(children, grace_s, is_urgent=lambda: self._stop.is_urgent, poll_s=POLL_S)
-
-
-def _start(program: Program, output: ServerOutput | RouterOutput, kind: str, *, private_files: bool = False) -> Child:
-    try:
-        return Child(program.arguments, program.environment, output.take, private_files=private_files)
-    except OSError as error:
-        logger.error("%s cannot be started: %s", program.arguments[0], error.strerror)
-        raise LauncherError(kind) from None
 
 
 def _on_stderr(who: str, text: str) -> str:

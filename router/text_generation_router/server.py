@@ -1,4 +1,4 @@
-"""The router's life: connect, warm up, listen, drain, stop.
+"""The router's life: connect when the shards are ready, warm up, listen, drain, stop.
 
 The port is bound only when a request would be served: who polls it sees a refused connection until then.
 """
@@ -21,7 +21,7 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from text_generation_cli.ready import report_ready
+from text_generation_cli.ready import report_ready, take_go_ahead
 from text_generation_router.app import App, build_app
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplateFileError, ChatTemplates
@@ -108,6 +108,7 @@ async def _start(settings: RouterSettings) -> _Started:
     if settings.folder is None:
         raise StartError("no model: name its folder with --tokenizer-name")
     tokenizer, templates = _load_tokenizer(settings), _load_templates(settings)
+    await _shards_are_ready(take_go_ahead(os.environ))
     max_sequences = settings.max_batch_size or settings.max_concurrent_requests
     try:
         shards = await ShardGroup.connect(settings.master_shard_uds_path)
@@ -133,6 +134,19 @@ async def _start(settings: RouterSettings) -> _Started:
     logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)
     app = build_app(settings, replica, tokenizer, templates)
     return _Started(replica, tokenizer, app, _listen(settings), _start_tracing(settings))
+
+
+async def _shards_are_ready(go_ahead: int | None) -> None:
+    """Wait for the launcher's word, if it has started this process before the shards were ready."""
+    if go_ahead is None:
+        return
+    loop, said = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(go_ahead, said.set)
+    try:
+        await said.wait()
+    finally:
+        loop.remove_reader(go_ahead)
+        os.close(go_ahead)
 
 
 def _start_tracing(settings: RouterSettings) -> Tracing | None:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from text_generation_cli.orphans import die_with_parent
-from text_generation_cli.ready import READY_FD, parse_report, report_ready
+from text_generation_cli.ready import GO_AHEAD_FD, READY_FD, parse_report, report_ready, take_go_ahead
 
 
 def test_report_arrives_with_its_facts_and_closes_the_pipe() -> None:
@@ -23,6 +23,16 @@ def test_report_arrives_with_its_facts_and_closes_the_pipe() -> None:
 @pytest.mark.parametrize("line", ["", "ready", "[1]", '{"ready": false}', '{"rank": 1}'])
 def test_other_lines_are_not_a_report(line: str) -> None:
     assert parse_report(line) is None
+
+
+def test_the_go_ahead_is_taken_once_and_is_the_end_of_a_file() -> None:
+    reading, writing = os.pipe()
+    environ = {GO_AHEAD_FD: str(reading)}
+    assert take_go_ahead(environ) == reading
+    assert take_go_ahead(environ) is None
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b""
 
 
 def test_process_without_a_launcher_is_left_alone() -> None:

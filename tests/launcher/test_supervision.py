@@ -176,6 +176,29 @@ def test_signal_before_serving_ends_with_status_0(
     launcher.assert_nothing_is_left()
 
 
+def test_the_router_is_started_beside_the_shards_and_waits_for_them(start: Start) -> None:
+    launcher = start("load-hangs")
+    launcher.fact("shard-0")
+    launcher.fact("router")
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.wait() == 0
+    assert "webserver" not in launcher.text
+    assert not (launcher.folder / "router-goes-ahead").exists()
+    launcher.assert_nothing_is_left()
+
+    launcher = start("", name="b")
+    launcher.wait_ready()
+    assert launcher.fact("router-goes-ahead")["shards"] == [True]
+    assert launcher.text.index("Shard ready in") < launcher.text.index("Starting Webserver")
+
+
+def test_a_router_that_ends_before_the_shards_are_ready_is_not_waited_for(start: Start) -> None:
+    launcher = start("load-hangs,router-fails")
+    assert launcher.wait() == 1
+    assert launcher.error_text == "Error: WebserverCannotStart\n"
+    launcher.assert_nothing_is_left()
+
+
 def test_running_requests_get_the_grace_time(start: Start) -> None:
     launcher = start("drain=1")
     launcher.wait_ready()

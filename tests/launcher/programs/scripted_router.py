@@ -15,7 +15,7 @@ import time
 
 from tests.launcher.programs.scripted_server import SCRIPT, note, sleep_for_ever
 from text_generation_cli.program import start
-from text_generation_cli.ready import report_ready
+from text_generation_cli.ready import report_ready, take_go_ahead
 from text_generation_router.settings import RouterSettings
 
 logger = logging.getLogger("text_generation_router")
@@ -43,6 +43,9 @@ def main() -> int:
         raise RuntimeError("the address is odd")
     if "router-hangs" in SCRIPT:
         sleep_for_ever()
+    if (go_ahead := take_go_ahead()) is not None:
+        os.read(go_ahead, 1)
+        note("router-goes-ahead", shards=[os.path.exists(settings.master_shard_uds_path)])
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.hostname, settings.port))
