@@ -19,7 +19,7 @@ from text_generation_router.api.front_door import FrontDoor, add_error_handlers
 from text_generation_router.api.generate import GenerationService, add_generate_routes
 from text_generation_router.api.openapi import NATIVE_MODELS, document
 from text_generation_router.api.operations import add_operation_routes, add_tokenize_route
-from text_generation_router.api.schema import Fallback, Info, SelfCheck
+from text_generation_router.api.schema import Fallback, GenerateRequest, Info, SelfCheck
 from text_generation_router.auth import ApiKeyGuard
 from text_generation_router.compat import compat_for
 from text_generation_router.generation import Generator, TimeLimits
@@ -36,6 +36,11 @@ from text_generation_router.validation import SUPPORTED_PARAMETERS, Limits, Vali
 
 # The version of TGI whose API this is: clients compare it to find out what a server can do.
 TGI_VERSION = "3.3.6"
+
+
+def load_ahead() -> None:
+    """Have FastAPI load what it loads with the first route that has a body: 0.2 s, for when there is time."""
+    FastAPI(openapi_url=None).add_api_route("/", GenerateRequest)
 
 
 class App:

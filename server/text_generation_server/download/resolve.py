@@ -1,7 +1,8 @@
 """From what the user named to a local folder with everything in it.
 
 A name is the demo model, a GGUF file, a local folder or a model of a hub; the folder holds config.json, weights,
-tokenizer.json and what goes with them. Nothing is ever written to a folder of the user's.
+tokenizer.json and what goes with them. Nothing is ever written to a folder of the user's. What reaches a hub or
+converts a file is loaded when it is needed: it takes longer than finding a folder that is there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +18,14 @@ from text_generation_server.download.cache import make_once
 from text_generation_server.download.checkpoint_files import Wanted, check_folder, has_tokenizer
 from text_generation_server.download.demo_model import demo_model_folder
 from text_generation_server.download.errors import DownloadError
-from text_generation_server.download.gguf_conversion import convert_gguf
-from text_generation_server.download.hub import hub_folder
 from text_generation_server.download.linked_folder import folder_key, link_files
-from text_generation_server.download.modelscope import modelscope_folder
 from text_generation_server.download.places import CACHE_VARIABLE, DownloadPlaces
 from text_generation_server.settings import DEMO_MODEL_ID
 
 logger = logging.getLogger(__name__)
 
 SOURCES = ("huggingface", "modelscope")
+_PACKAGE = "text_generation_server.download"
 
 
 def download_weights(
@@ -60,7 +60,7 @@ def download_weights(
     if path.is_dir():
         gguf = _only_gguf(path)
         if gguf is not None:
-            return convert_gguf(gguf, places.cache)
+            return _convert_gguf(gguf, places.cache)
         check_folder(path, wanted)
         logger.info("Files are already present on the host. Skipping download.")
         folder = path
@@ -95,7 +95,12 @@ def result_line(folder: Path) -> str:
 def _from_file(path: Path, places: DownloadPlaces) -> Path:
     if path.suffix != ".gguf":
         raise DownloadError(f"{path} is a file: use --model-id with the folder that it lies in, or with a .gguf file")
-    return convert_gguf(path, places.cache)
+    return _convert_gguf(path, places.cache)
+
+
+def _convert_gguf(path: Path, cache: Path) -> Path:
+    convert: Callable[[Path, Path], Path] = importlib.import_module(f"{_PACKAGE}.gguf_conversion").convert_gguf
+    return convert(path, cache)
 
 
 def _only_gguf(folder: Path) -> Path | None:
@@ -109,7 +114,11 @@ def _from_hub(model_id: str, revision: str | None, source: str, wanted: Wanted, 
         raise DownloadError(f"{model_id} does not exist: check the path given as --model-id")
     if source not in SOURCES:
         raise DownloadError(f"--model-source {source} is not known; use {' or '.join(SOURCES)}")
-    fetch = modelscope_folder if source == "modelscope" else hub_folder
+    fetch: Callable[[str, str | None, Wanted, DownloadPlaces], Path] = (
+        importlib.import_module(f"{_PACKAGE}.modelscope").modelscope_folder
+        if source == "modelscope"
+        else importlib.import_module(f"{_PACKAGE}.hub").hub_folder
+    )
     return fetch(model_id, revision, wanted, places)
 
 
@@ -134,7 +143,7 @@ def _with_tokenizer(folder: Path, trust_remote_code: bool, places: DownloadPlace
         )
 
     def build(partial: Path) -> None:
-        conversion = importlib.import_module("text_generation_server.download.tokenizer_conversion")
+        conversion = importlib.import_module(f"{_PACKAGE}.tokenizer_conversion")
         conversion.convert_tokenizer(folder, partial, trust_remote_code)
         link_files(partial, [folder])
 
