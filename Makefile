@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test fuzz clients check format bench bench-peers bench-roofline bench-router bench-scale \
-    bench-serve check-torch-npu conformance-npu proto wheel clean
+    bench-serve bench-startup check-torch-npu conformance-npu proto wheel clean
 
 run: $(STAMP)
 	$(BIN)/text-generation-launcher --port $(PORT) $(ARGS)
@@ -74,6 +74,10 @@ bench-router: $(BENCH_STAMP)
 
 bench-scale: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.scale $(ARGS)
+
+# From the launcher's command line to the first token; as root also with files that are not in the page cache.
+bench-startup: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.startup $(ARGS)
 
 # Load on a server that runs: ARGS="--url http://127.0.0.1:8080".
 bench-serve: $(STAMP)
