@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from text_generation_cli.ready import report_ready, take_go_ahead
-from text_generation_router.app import App, build_app, load_ahead
+from text_generation_router.app import App, build_app, load_ahead, load_grammars
 from text_generation_router.connections import server_config
 from text_generation_router.openai.templates import ChatTemplateFileError, ChatTemplates
 from text_generation_router.replica import Replica
@@ -113,6 +113,7 @@ async def _start(settings: RouterSettings) -> _Started:
     max_sequences = settings.max_batch_size or settings.max_concurrent_requests
     try:
         shards = await ShardGroup.connect(settings.master_shard_uds_path)
+        grammars = load_grammars(settings, tokenizer, shards.info.vocab_size)  # while the shards warm up
         replica = await Replica.start(
             shards,
             WarmupLimits(
@@ -133,7 +134,7 @@ async def _start(settings: RouterSettings) -> _Started:
     logger.info("Maximum total tokens: %d, a prompt and its answer", limits.max_total_tokens)
     logger.info("Maximum tokens of a step: %d", limits.max_batch_prefill_tokens)
     logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)
-    app = build_app(settings, replica, tokenizer, templates)
+    app = build_app(settings, replica, tokenizer, templates, grammars)
     return _Started(replica, tokenizer, app, _listen(settings), _start_tracing(settings))
 
 

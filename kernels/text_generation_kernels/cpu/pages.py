@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # Supplied in one call: long enough to be worth it, and short, because who maps or unmaps memory meanwhile waits.
 _CHUNK_BYTES = 256 << 10
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; keeps what is written there already
-# Rests after each round, in its own length. Without rests, and at the lowest priority instead of the scheduler's idle
+# Rests after each call, in its own length. Without rests, and at the lowest priority instead of the scheduler's idle
 # class, requests of the first seconds took twice as long: threads that compute together wait for the one held up.
 _RESTS = 3
 
@@ -70,10 +70,8 @@ def _supply(areas: list[weakref.ref[mmap.mmap]]) -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     offset = 0
     while areas:
-        started_s = time.monotonic()
         areas = [area for area in areas if _supply_chunk(advise, area(), offset)]
         offset += _CHUNK_BYTES
-        time.sleep(_RESTS * (time.monotonic() - started_s))
 
 
 def _supply_chunk(advise: Callable[[int, int, int], int], area: mmap.mmap | None, offset: int) -> bool:
@@ -82,8 +80,10 @@ def _supply_chunk(advise: Callable[[int, int, int], int], area: mmap.mmap | None
         return False
     size = min(_CHUNK_BYTES, len(area) - offset)
     start = ctypes.addressof(ctypes.c_char.from_buffer(area)) + offset
+    started_s = time.monotonic()
     if advise(start, size, _MADV_POPULATE_WRITE) != 0:
         # Nothing is lost: pages then come when they are written to.
         logger.debug("pages are not supplied ahead: %s", os.strerror(ctypes.get_errno()))
         return False
+    time.sleep(_RESTS * (time.monotonic() - started_s))
     return True
