@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$text_generation_proto/generate.proto\x12\x12text_generation.v1\"\r\n\x0bInfoRequest\"\xe0\x02\n\x0cInfoResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x12\n\nmodel_type\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x07 \x01(\t\x12\x0c\n\x04rank\x18\x08 \x01(\r\x12\x12\n\nworld_size\x18\t \x01(\r\x12\x0f\n\x07sockets\x18\n \x03(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x1f\n\x17max_position_embeddings\x18\x0c \x01(\r\x12\x11\n\tmodel_sha\x18\r \x01(\t\x12\x11\n\tspeculate\x18\x0e \x01(\r\x12\x31\n\nself_check\x18\x0f \x01(\x0b\x32\x1d.text_generation.v1.SelfCheck\"\xb5\x01\n\tSelfCheck\x12\x0f\n\x07num_ops\x18\x01 \x01(\r\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12\x17\n\x0fnum_model_parts\x18\x03 \x01(\r\x12\x13\n\x0bworst_error\x18\x04 \x01(\x02\x12\x0f\n\x07seconds\x18\x05 \x01(\x02\x12\x12\n\nchecked_at\x18\x06 \x01(\t\x12/\n\tfallbacks\x18\x07 \x03(\x0b\x32\x1c.text_generation.v1.Fallback\"G\n\x08\x46\x61llback\x12\n\n\x02op\x18\x01 \x01(\t\x12\x11\n\tcandidate\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04used\x18\x04 \x01(\t\"\x0f\n\rHealthRequest\"#\n\x0eHealthResponse\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\"\x82\x01\n\rWarmupRequest\x12 \n\x18max_batch_prefill_tokens\x18\x01 \x01(\r\x12\x15\n\rmax_sequences\x18\x02 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\r\x12\x1e\n\x16max_batch_total_tokens\x18\x04 \x01(\x04\"\xbd\x01\n\x0eWarmupResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12 \n\x18max_batch_prefill_tokens\x18\x03 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\r\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13max_guessing_tokens\x18\x07 \x01(\r\"\xa3\x02\n\x12SamplingParameters\x12\x11\n\tdo_sample\x18\x01 \x01(\x08\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x11\n\ttypical_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x11\n\twatermark\x18\x08 \x01(\x08\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x15\n\rcount_penalty\x18\x0b \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x0c \x03(\r\x12\x13\n\x0b\x62ias_values\x18\r \x03(\x02\"\xe7\x01\n\tAdmission\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x38\n\x08sampling\x18\x06 \x01(\x0b\x32&.text_generation.v1.SamplingParameters\x12\x14\n\x0ctop_n_tokens\x18\x07 \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x08 \x01(\x08\"\xaa\x02\n\x0bStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0f\n\x07release\x18\x02 \x03(\r\x12,\n\x05\x61\x64mit\x18\x03 \x03(\x0b\x32\x1d.text_generation.v1.Admission\x12\x1a\n\x12\x61ppend_table_index\x18\x04 \x03(\r\x12\x17\n\x0f\x61ppend_block_id\x18\x05 \x03(\r\x12\x17\n\x0frow_table_index\x18\x06 \x03(\r\x12\x16\n\x0erow_num_tokens\x18\x07 \x03(\r\x12\x13\n\x0bmasked_rows\x18\x08 \x03(\r\x12\r\n\x05masks\x18\t \x01(\x0c\x12\x12\n\nguess_rows\x18\n \x03(\r\x12\x14\n\x0cguess_counts\x18\x0b \x03(\r\x12\x17\n\x0fguess_token_ids\x18\x0c \x03(\r\"\xad\x02\n\x0cStepResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12;\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\".text_generation.v1.PromptLogprobs\x12\x12\n\nforward_ns\x18\x08 \x01(\x04\x12\x11\n\tsample_ns\x18\t \x01(\x04\x12\x17\n\x0frow_num_sampled\x18\n \x03(\r\x12)\n\x06\x66\x61ults\x18\x0b \x03(\x0b\x32\x19.text_generation.v1.Fault\"-\n\x05\x46\x61ult\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"O\n\x0ePromptLogprobs\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x32\xc4\x02\n\x05Shard\x12I\n\x04Info\x12\x1f.text_generation.v1.InfoRequest\x1a .text_generation.v1.InfoResponse\x12O\n\x06Health\x12!.text_generation.v1.HealthRequest\x1a\".text_generation.v1.HealthResponse\x12O\n\x06Warmup\x12!.text_generation.v1.WarmupRequest\x1a\".text_generation.v1.WarmupResponse\x12N\n\x05Steps\x12\x1f.text_generation.v1.StepRequest\x1a .text_generation.v1.StepResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$text_generation_proto/generate.proto\x12\x12text_generation.v1\"\r\n\x0bInfoRequest\"\xf6\x02\n\x0cInfoResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x12\n\nmodel_type\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x07 \x01(\t\x12\x0c\n\x04rank\x18\x08 \x01(\r\x12\x12\n\nworld_size\x18\t \x01(\r\x12\x0f\n\x07sockets\x18\n \x03(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x1f\n\x17max_position_embeddings\x18\x0c \x01(\r\x12\x11\n\tmodel_sha\x18\r \x01(\t\x12\x11\n\tspeculate\x18\x0e \x01(\r\x12\x31\n\nself_check\x18\x0f \x01(\x0b\x32\x1d.text_generation.v1.SelfCheck\x12\x14\n\x0cstep_sockets\x18\x10 \x03(\t\"\xb5\x01\n\tSelfCheck\x12\x0f\n\x07num_ops\x18\x01 \x01(\r\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12\x17\n\x0fnum_model_parts\x18\x03 \x01(\r\x12\x13\n\x0bworst_error\x18\x04 \x01(\x02\x12\x0f\n\x07seconds\x18\x05 \x01(\x02\x12\x12\n\nchecked_at\x18\x06 \x01(\t\x12/\n\tfallbacks\x18\x07 \x03(\x0b\x32\x1c.text_generation.v1.Fallback\"G\n\x08\x46\x61llback\x12\n\n\x02op\x18\x01 \x01(\t\x12\x11\n\tcandidate\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04used\x18\x04 \x01(\t\"\x0f\n\rHealthRequest\"#\n\x0eHealthResponse\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\"\x82\x01\n\rWarmupRequest\x12 \n\x18max_batch_prefill_tokens\x18\x01 \x01(\r\x12\x15\n\rmax_sequences\x18\x02 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\r\x12\x1e\n\x16max_batch_total_tokens\x18\x04 \x01(\x04\"\xbd\x01\n\x0eWarmupResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12 \n\x18max_batch_prefill_tokens\x18\x03 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\r\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13max_guessing_tokens\x18\x07 \x01(\r\"\xa3\x02\n\x12SamplingParameters\x12\x11\n\tdo_sample\x18\x01 \x01(\x08\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x11\n\ttypical_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x11\n\twatermark\x18\x08 \x01(\x08\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x15\n\rcount_penalty\x18\x0b \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x0c \x03(\r\x12\x13\n\x0b\x62ias_values\x18\r \x03(\x02\"\xe7\x01\n\tAdmission\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x38\n\x08sampling\x18\x06 \x01(\x0b\x32&.text_generation.v1.SamplingParameters\x12\x14\n\x0ctop_n_tokens\x18\x07 \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x08 \x01(\x08\"\xaa\x02\n\x0bStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0f\n\x07release\x18\x02 \x03(\r\x12,\n\x05\x61\x64mit\x18\x03 \x03(\x0b\x32\x1d.text_generation.v1.Admission\x12\x1a\n\x12\x61ppend_table_index\x18\x04 \x03(\r\x12\x17\n\x0f\x61ppend_block_id\x18\x05 \x03(\r\x12\x17\n\x0frow_table_index\x18\x06 \x03(\r\x12\x16\n\x0erow_num_tokens\x18\x07 \x03(\r\x12\x13\n\x0bmasked_rows\x18\x08 \x03(\r\x12\r\n\x05masks\x18\t \x01(\x0c\x12\x12\n\nguess_rows\x18\n \x03(\r\x12\x14\n\x0cguess_counts\x18\x0b \x03(\r\x12\x17\n\x0fguess_token_ids\x18\x0c \x03(\r\"\xad\x02\n\x0cStepResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12;\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\".text_generation.v1.PromptLogprobs\x12\x12\n\nforward_ns\x18\x08 \x01(\x04\x12\x11\n\tsample_ns\x18\t \x01(\x04\x12\x17\n\x0frow_num_sampled\x18\n \x03(\r\x12)\n\x06\x66\x61ults\x18\x0b \x03(\x0b\x32\x19.text_generation.v1.Fault\"-\n\x05\x46\x61ult\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"O\n\x0ePromptLogprobs\x12\x13\n\x0btable_index\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x32\xc4\x02\n\x05Shard\x12I\n\x04Info\x12\x1f.text_generation.v1.InfoRequest\x1a .text_generation.v1.InfoResponse\x12O\n\x06Health\x12!.text_generation.v1.HealthRequest\x1a\".text_generation.v1.HealthResponse\x12O\n\x06Warmup\x12!.text_generation.v1.WarmupRequest\x1a\".text_generation.v1.WarmupResponse\x12N\n\x05Steps\x12\x1f.text_generation.v1.StepRequest\x1a .text_generation.v1.StepResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFOREQUEST']._serialized_start=60
   _globals['_INFOREQUEST']._serialized_end=73
   _globals['_INFORESPONSE']._serialized_start=76
-  _globals['_INFORESPONSE']._serialized_end=428
-  _globals['_SELFCHECK']._serialized_start=431
-  _globals['_SELFCHECK']._serialized_end=612
-  _globals['_FALLBACK']._serialized_start=614
-  _globals['_FALLBACK']._serialized_end=685
-  _globals['_HEALTHREQUEST']._serialized_start=687
-  _globals['_HEALTHREQUEST']._serialized_end=702
-  _globals['_HEALTHRESPONSE']._serialized_start=704
-  _globals['_HEALTHRESPONSE']._serialized_end=739
-  _globals['_WARMUPREQUEST']._serialized_start=742
-  _globals['_WARMUPREQUEST']._serialized_end=872
-  _globals['_WARMUPRESPONSE']._serialized_start=875
-  _globals['_WARMUPRESPONSE']._serialized_end=1064
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=1067
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1358
-  _globals['_ADMISSION']._serialized_start=1361
-  _globals['_ADMISSION']._serialized_end=1592
-  _globals['_STEPREQUEST']._serialized_start=1595
-  _globals['_STEPREQUEST']._serialized_end=1893
-  _globals['_STEPRESPONSE']._serialized_start=1896
-  _globals['_STEPRESPONSE']._serialized_end=2197
-  _globals['_FAULT']._serialized_start=2199
-  _globals['_FAULT']._serialized_end=2244
-  _globals['_PROMPTLOGPROBS']._serialized_start=2246
-  _globals['_PROMPTLOGPROBS']._serialized_end=2325
-  _globals['_SHARD']._serialized_start=2328
-  _globals['_SHARD']._serialized_end=2652
+  _globals['_INFORESPONSE']._serialized_end=450
+  _globals['_SELFCHECK']._serialized_start=453
+  _globals['_SELFCHECK']._serialized_end=634
+  _globals['_FALLBACK']._serialized_start=636
+  _globals['_FALLBACK']._serialized_end=707
+  _globals['_HEALTHREQUEST']._serialized_start=709
+  _globals['_HEALTHREQUEST']._serialized_end=724
+  _globals['_HEALTHRESPONSE']._serialized_start=726
+  _globals['_HEALTHRESPONSE']._serialized_end=761
+  _globals['_WARMUPREQUEST']._serialized_start=764
+  _globals['_WARMUPREQUEST']._serialized_end=894
+  _globals['_WARMUPRESPONSE']._serialized_start=897
+  _globals['_WARMUPRESPONSE']._serialized_end=1086
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=1089
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1380
+  _globals['_ADMISSION']._serialized_start=1383
+  _globals['_ADMISSION']._serialized_end=1614
+  _globals['_STEPREQUEST']._serialized_start=1617
+  _globals['_STEPREQUEST']._serialized_end=1915
+  _globals['_STEPRESPONSE']._serialized_start=1918
+  _globals['_STEPRESPONSE']._serialized_end=2219
+  _globals['_FAULT']._serialized_start=2221
+  _globals['_FAULT']._serialized_end=2266
+  _globals['_PROMPTLOGPROBS']._serialized_start=2268
+  _globals['_PROMPTLOGPROBS']._serialized_end=2347
+  _globals['_SHARD']._serialized_start=2350
+  _globals['_SHARD']._serialized_end=2674
 # @@protoc_insertion_point(module_scope)

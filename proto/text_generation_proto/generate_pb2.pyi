@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha", "speculate", "self_check")
+    __slots__ = ("protocol_version", "server_version", "model_id", "model_type", "dtype", "device_type", "device_name", "rank", "world_size", "sockets", "vocab_size", "max_position_embeddings", "model_sha", "speculate", "self_check", "step_sockets")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class InfoResponse(_message.Message):
     MODEL_SHA_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     SELF_CHECK_FIELD_NUMBER: _ClassVar[int]
+    STEP_SOCKETS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     model_id: str
@@ -42,7 +43,8 @@ class InfoResponse(_message.Message):
     model_sha: str
     speculate: int
     self_check: SelfCheck
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ..., speculate: _Optional[int] = ..., self_check: _Optional[_Union[SelfCheck, _Mapping]] = ...) -> None: ...
+    step_sockets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., device_name: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., sockets: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., model_sha: _Optional[str] = ..., speculate: _Optional[int] = ..., self_check: _Optional[_Union[SelfCheck, _Mapping]] = ..., step_sockets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SelfCheck(_message.Message):
     __slots__ = ("num_ops", "num_samples", "num_model_parts", "worst_error", "seconds", "checked_at", "fallbacks")

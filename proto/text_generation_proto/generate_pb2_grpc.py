@@ -82,6 +82,10 @@ class ShardServicer(object):
 
     def Steps(self, request_iterator, context):
         """One at a time: a second stream is refused with FAILED_PRECONDITION.
+
+        Called with "step-socket" in its metadata, the stream itself stays empty: it is the session, and tells how that ends.
+        Once its initial metadata are there, the shard waits for one connection to its `step_sockets`, which carries the same
+        messages in the same order, each behind its length in four bytes, the lowest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

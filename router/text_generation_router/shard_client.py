@@ -6,16 +6,18 @@ Knows messages and sockets; knows nothing about what a step means.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
+from text_generation_proto.frames import Frames, frame
 from text_generation_proto.generate_pb2_grpc import ShardStub
 
 _STEPS_METHOD = "/text_generation.v1.Shard/Steps"
+_BY_SOCKET = (("step-socket", "1"),)  # a stream's metadata: its steps come by a socket of their own
 # A prompt at admission is 3 bytes a token, and prompt log-probabilities 4: far below this for any model.
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", 64 << 20),
@@ -110,36 +112,66 @@ class ShardGroup:
         return not any(isinstance(answer, BaseException) for answer in answers)
 
     def open_steps(self, on_answer: Callable[[pb.StepResponse], None], on_failure: Callable[[str], None]) -> StepStream:
-        return StepStream(self._channels, on_answer, on_failure)
+        return StepStream(self._channels, self.info.step_sockets, on_answer, on_failure)
 
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
 
 
+class _StepSocket(asyncio.Protocol):
+    """A connection to one rank beside its stream, which tells how it ends."""
+
+    def __init__(self, on_answer: Callable[[pb.StepResponse], None]) -> None:
+        self._on_answer = on_answer
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            self._on_answer(pb.StepResponse.FromString(message))
+
+
 class StepStream:
     """One `Steps` stream to each rank: a step is serialized once and sent to all; rank 0 answers.
 
-    `on_answer` gets rank 0's answers in order; `on_failure` gets one line, once, when any of the streams ends.
+    Where shards have sockets for them, steps pass gRPC by. `on_answer` gets rank 0's answers in order;
+    `on_failure` gets one line, once, when any of the streams ends.
     """
 
     def __init__(
         self,
-        channels: list[grpc.aio.Channel],
+        channels: Sequence[grpc.aio.Channel],
+        step_sockets: Sequence[str],
         on_answer: Callable[[pb.StepResponse], None],
         on_failure: Callable[[str], None],
     ) -> None:
+        """
+        Args:
+            step_sockets: one for each channel, or none.
+        """
         self._on_answer = on_answer
         self._on_failure = on_failure
         self._failed = False
+        metadata = _BY_SOCKET if step_sockets else None
         self._calls = [
-            channel.stream_stream(_STEPS_METHOD, response_deserializer=pb.StepResponse.FromString)()
+            channel.stream_stream(_STEPS_METHOD, response_deserializer=pb.StepResponse.FromString)(metadata=metadata)
             for channel in channels
+        ]
+        self._connecting = [
+            asyncio.create_task(self._connect(call, path))
+            for call, path in zip(self._calls, step_sockets, strict=False)
         ]
         self._readers = [asyncio.create_task(self._read(rank, call)) for rank, call in enumerate(self._calls)]
 
     async def send(self, step: bytes) -> None:
         """Hand one step to every rank. A rank that is gone is reported through `on_failure`."""
+        if self._connecting:
+            framed = frame(step)
+            for connecting in self._connecting:
+                transport = await connecting
+                if transport is not None:
+                    transport.write(framed)
+            return
         try:
             for call in self._calls:
                 await call.write(step)
@@ -152,6 +184,20 @@ class StepStream:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
+        for transport in await asyncio.gather(*self._connecting, return_exceptions=True):
+            if isinstance(transport, asyncio.BaseTransport):
+                transport.close()
+
+    async def _connect(self, call: grpc.aio.StreamStreamCall, path: str) -> asyncio.WriteTransport | None:
+        """None if the shard has gone or has refused, which its stream tells."""
+        await call.initial_metadata()
+        try:
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _StepSocket(self._on_answer), path
+            )
+        except OSError:
+            return None
+        return transport
 
     async def _read(self, rank: int, call: grpc.aio.StreamStreamCall) -> None:
         try:

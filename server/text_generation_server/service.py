@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -28,11 +30,13 @@ from text_generation_server.engine import Engine
 from text_generation_server.memory_budget import MemoryBudget
 from text_generation_server.parallel import GroupError
 from text_generation_server.selfcheck.verdict import Verdict
+from text_generation_server.step_socket import StepSocket, answer_steps, step_socket_path
 from text_generation_server.warmup import NotEnoughMemory, Wanted, warm_up
 
 logger = logging.getLogger(__name__)
 
 _STEP_DEADLINE_S = 60.0  # a device thread that is longer inside one step hangs
+_STEP_SOCKET = "step-socket"  # in a call's metadata: its steps come on a socket of their own
 _MESSAGE_OPTIONS = (("grpc.max_send_message_length", 64 << 20), ("grpc.max_receive_message_length", 64 << 20))
 
 
@@ -85,6 +89,7 @@ class ShardService(ShardServicer):
             model_sha=facts.model_sha,
             speculate=facts.speculate,
             self_check=None if facts.verdict is None else _self_check(facts.verdict),
+            step_sockets=_step_sockets(facts.sockets),
         )
 
     async def Health(  # noqa: N802
@@ -136,6 +141,20 @@ class ShardService(ShardServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, "this shard serves another stream; it takes one at a time"
             )
         self._streaming = True
+        try:
+            if any(key == _STEP_SOCKET for key, _ in context.invocation_metadata() or ()):
+                await self._answer_on_socket(context)
+                return
+            async for response in self._answer_stream(request_iterator):
+                yield response
+        except StepFailed as error:
+            await self._fail(error, context, "step failed", traceback_of=error)
+        finally:
+            self._streaming = False
+            await asyncio.get_running_loop().run_in_executor(self._device_thread, self._engine.reset)
+
+    async def _answer_stream(self, request_iterator: AsyncIterator[pb.StepRequest]) -> AsyncIterator[pb.StepResponse]:
+        """Raises StepFailed."""
         loop = asyncio.get_running_loop()
         # Steps are handed to the device thread as they arrive, ahead of the answers: that is what keeps it busy.
         running: asyncio.Queue[asyncio.Future[pb.StepResponse] | None] = asyncio.Queue()
@@ -151,12 +170,31 @@ class ShardService(ShardServicer):
                 response = await step
                 if self._engine.group.rank == 0:
                     yield response
-        except StepFailed as error:
-            await self._fail(error, context, "step failed", traceback_of=error)
         finally:
             reader.cancel()
-            self._streaming = False
-            await loop.run_in_executor(self._device_thread, self._engine.reset)
+
+    async def _answer_on_socket(self, context: grpc.aio.ServicerContext) -> None:
+        """Raises StepFailed."""
+        facts, rank = self._facts, self._engine.group.rank
+        path = step_socket_path(facts.sockets[rank])
+        assert path is not None, "a step socket was asked for, and none was offered"
+        with StepSocket(path) as listening:
+            await context.send_initial_metadata(())
+            connection = await listening.accept()
+
+        def answer(message: bytes) -> bytes | None:
+            response = self._step(pb.StepRequest.FromString(message))
+            return response.SerializeToString() if rank == 0 else None
+
+        loop = asyncio.get_running_loop()
+        answering = loop.run_in_executor(self._device_thread, answer_steps, connection, answer)
+        try:
+            await answering
+        finally:
+            # The device thread leaves its loop, if it is there still, before it does what is asked of it next.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            loop.run_in_executor(self._device_thread, connection.close)
 
     def _step(self, request: pb.StepRequest) -> pb.StepResponse:
         """On the device thread."""
@@ -182,6 +220,11 @@ class ShardService(ShardServicer):
         if not self.failed.done():
             self.failed.set_result(error)
         await context.abort(grpc.StatusCode.INTERNAL, first_line(error))
+
+
+def _step_sockets(sockets: Sequence[str]) -> list[str]:
+    paths = [path for socket_path in sockets if (path := step_socket_path(socket_path)) is not None]
+    return paths if len(paths) == len(sockets) else []
 
 
 def _self_check(verdict: Verdict) -> pb.SelfCheck:

@@ -54,9 +54,9 @@ def run(
     asyncio.run(bounded())
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_sixty_requests_at_once_get_the_tokens_they_get_alone(tmp_path: Path, depth: int) -> None:
-    shard = ScriptedShard(str(tmp_path / "s-0"), num_blocks=40, block_size=4)
+@pytest.mark.parametrize(("depth", "step_socket"), [(1, True), (2, True), (2, False)])
+def test_sixty_requests_at_once_get_the_tokens_they_get_alone(tmp_path: Path, depth: int, step_socket: bool) -> None:
+    shard = ScriptedShard(str(tmp_path / "s-0"), num_blocks=40, block_size=4, step_socket=step_socket)
     prompts = [tuple(range(first, first + 1 + first % 30)) for first in range(60)]
 
     async def test(replica: Replica) -> None:

@@ -16,9 +16,11 @@ import grpc
 from tests.support.shard_model import NextToken, ShardModel, hashed_token
 from text_generation_proto import PROTOCOL_VERSION
 from text_generation_proto import generate_pb2 as pb
+from text_generation_proto.frames import Frames, frame
 from text_generation_proto.generate_pb2_grpc import ShardServicer, add_ShardServicer_to_server
 from text_generation_router.scheduling.plan import Admission, StepPlan, StepResult
 from text_generation_router.scheduling.request import SamplingParameters, TokenNumbers
+from text_generation_server.step_socket import StepSocket
 
 
 def decode_plan(message: pb.StepRequest) -> StepPlan:
@@ -87,7 +89,8 @@ def encode_result(result: StepResult) -> pb.StepResponse:
 
 class ScriptedShard(ShardServicer):
     """Serves one rank. `fail_at_step` ends the stream with an error at that step; `step_s` is a step's duration; the
-    logits behind a sequence that holds the token `broken_token` are no numbers."""
+    logits behind a sequence that holds the token `broken_token` are no numbers; without `step_socket` all steps come by
+    gRPC."""
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class ScriptedShard(ShardServicer):
         fail_at_step: int | None = None,
         broken_token: int | None = None,
         protocol_version: int = PROTOCOL_VERSION,
+        step_socket: bool = True,
     ) -> None:
         self.socket_path = socket_path
         self.vocab_size = vocab_size
@@ -112,13 +116,14 @@ class ScriptedShard(ShardServicer):
         self.fail_at_step = fail_at_step
         self.broken_token = broken_token
         self.protocol_version = protocol_version
+        self.step_socket = f"{socket_path}s" if step_socket else None
         self.next_token = next_token or hashed_token(vocab_size)
         self.model = ShardModel(num_blocks, block_size, self.next_token)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        add_ShardServicer_to_server(self, self._server)
+        add_ShardServicer_to_server(_WithStepSocket(self), self._server)
         self._server.add_insecure_port(f"unix://{self.socket_path}")
         await self._server.start()
 
@@ -141,6 +146,7 @@ class ScriptedShard(ShardServicer):
             device_name="scripted",
             world_size=1,
             sockets=[self.socket_path],
+            step_sockets=[] if self.step_socket is None else [self.step_socket],
             vocab_size=self.vocab_size,
             max_position_embeddings=self.max_total_tokens,
         )
@@ -176,6 +182,38 @@ class ScriptedShard(ShardServicer):
                 if self.broken_token in self.model.rows[table_index].token_ids[:-1]:
                     answer.faults.add(table_index=table_index, message="the model gave no numbers (scripted)")
             yield answer
+
+
+class _WithStepSocket(ShardServicer):
+    """A shard whose steps come by the way that the stream's metadata ask for."""
+
+    def __init__(self, shard: ScriptedShard) -> None:
+        self._shard = shard
+        self.Info, self.Health, self.Warmup = shard.Info, shard.Health, shard.Warmup
+
+    async def Steps(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.StepRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StepResponse]:
+        path = self._shard.step_socket
+        if path is None or "step-socket" not in dict(context.invocation_metadata() or ()):
+            async for answer in self._shard.Steps(request_iterator, context):
+                yield answer
+            return
+        with StepSocket(path) as listening:
+            await context.send_initial_metadata(())
+            reader, writer = await asyncio.open_unix_connection(sock=await listening.accept())
+
+        async def requests() -> AsyncIterator[pb.StepRequest]:
+            frames = Frames()
+            while data := await reader.read(1 << 16):
+                for message in frames.feed(data):
+                    yield pb.StepRequest.FromString(message)
+
+        try:
+            async for answer in self._shard.Steps(requests(), context):
+                writer.write(frame(answer.SerializeToString()))
+        finally:
+            writer.close()
 
 
 def main() -> None:
