@@ -29,7 +29,7 @@ from text_generation_server.sampling import (
     token_logprobs,
 )
 from text_generation_server.selfcheck.replays import wrong_replay
-from text_generation_server.sequences import IntArray, ScoredSpan, SequenceTable, StepBatch
+from text_generation_server.sequences import ScoredSpan, SequenceTable, StepBatch
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LaunchedStep:
     step_id: int
     samples: SampleResult | None  # None on ranks other than 0, and when no row samples
     row_num_sampled: tuple[int, ...]  # tokens of each sampled row; empty: one each
-    sampled_table_index: IntArray  # [num_sampled_rows]
+    sampled_table_index: list[int]  # [num_sampled_rows]
     logits: Tensor | None  # [num_logits, vocab_size] float32, whence the samples come; None like them
     kept: tuple[int, ...]  # rows of the logits, one for each sample; empty: all of them
     scored: tuple[tuple[ScoredSpan, Tensor], ...]  # with [count] float32 each; empty on ranks other than 0
@@ -177,8 +177,8 @@ class Engine:
         samples = launched.samples
         if samples is not None:
             response.token_ids.extend(samples.token_ids.tolist())
-            for column, values in samples.numbers.items():
-                getattr(response, column).extend(values.tolist())
+            for column, values in samples.read_numbers().items():
+                getattr(response, column).extend(values)
             if samples.top is not None:
                 response.top_counts.extend(samples.top.counts)
                 response.top_token_ids.extend(samples.top.token_ids)
@@ -237,21 +237,24 @@ class Engine:
         inputs = StepInputs(batch.token_ids, batch.step, batch.sampled_token_index)
         if self._captured is not None and not batch.scored and self._captured.fits(inputs):
             logits = self._captured(inputs)
-            return self.model.head.gather(logits) if len(logits) else None, ()
+            return self.model.head.gather(logits) if batch.sampled_table_index else None, ()
         hidden = self.model.forward(batch.token_ids, batch.step, self._kv_caches)
         scored = self._score_prompts(batch, hidden)
-        if not len(batch.sampled_table_index):
+        if not batch.sampled_table_index:
             return None, scored
         return self.model.logits(self.device.ops.embedding(batch.sampled_token_index, hidden)), scored
 
     def _sample(self, table: SequenceTable, batch: StepBatch, logits: Tensor | None) -> SampleResult | None:
         """Sample on rank 0 and tell the ids to all, so that ranks cannot disagree."""
-        indices: IntArray = batch.sampled_table_index
-        if not len(indices):
+        indices = batch.sampled_table_index
+        if not indices:
             return None
         samples: SampleResult | None = None
         if logits is not None:
-            samples = self._sampler.sample(logits, self._sample_rows(table, indices.tolist(), batch.masks))
+            if not batch.masks and all(table.is_plain[index] for index in indices):
+                samples = self._sampler.likeliest(logits)
+            else:
+                samples = self._sampler.sample(logits, self._sample_rows(table, indices, batch.masks))
         token_ids = self.group.broadcast_ids(None if samples is None else samples.token_ids, len(indices))
         table.append_sampled(indices, token_ids)
         return samples
@@ -275,7 +278,7 @@ class Engine:
         if logits is not None:
             rows = [
                 self._sample_row(table, index, batch.masks.get(index), num_guesses)
-                for index, guessed in zip(indices.tolist(), guesses, strict=True)
+                for index, guessed in zip(indices, guesses, strict=True)
                 for num_guesses in range(len(guessed) + 1)
             ]
             samples = self._sampler.sample(logits, rows)

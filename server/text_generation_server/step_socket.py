@@ -15,7 +15,7 @@ from pathlib import Path
 
 from text_generation_proto.frames import Frames, frame
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16  # a larger buffer would be mapped anew for each call
 _MAX_PATH_BYTES = 107  # what fits the system's address of a socket
 
 

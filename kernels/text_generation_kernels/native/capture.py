@@ -221,6 +221,7 @@ class NativeStep(CapturedStep):
                 first, count = first + count, 0
         self._segments.append(_Segment(first, count, None))
         self._result = memory_of(result)
+        self._results: dict[int, Tensor] = {}  # its first rows, by how many
 
     def _place(self, index: int, recorded: _Recorded, start: int, limits: Mapping[Rows, int]) -> None:
         self._instructions[index] = recorded.instruction
@@ -238,13 +239,17 @@ class NativeStep(CapturedStep):
             )
         self._step.set_rows(inputs.step)
         self._step.set_tokens(inputs.token_ids, inputs.sampled)
-        counts = {Rows.TOKENS: inputs.step.num_tokens, Rows.SAMPLED: len(inputs.sampled)}
+        num_tokens, num_sampled = inputs.step.num_tokens, inputs.sampled.shape[0]
+        counts = {Rows.TOKENS: num_tokens, Rows.SAMPLED: num_sampled}
         for segment in self._segments:
             if segment.count:
                 self._team.run(self._instructions, segment.count, self._step.struct, first=segment.first)
             if segment.then is not None:
                 segment.then.run(inputs, counts)
-        return self._result.rows_of(counts)
+        num_rows = counts[self._result.rows]
+        if num_rows not in self._results:
+            self._results[num_rows] = self._result.rows_of(counts)
+        return self._results[num_rows]
 
 
 def place_values(values: list[_Value], limits: Mapping[Rows, int]) -> int:

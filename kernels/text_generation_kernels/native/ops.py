@@ -254,11 +254,13 @@ class NativeCpuOps(Ops):
     def most_likely(self, logits: Tensor) -> MostLikely:
         _check("most_likely", "logits", logits, torch.float32, (None, None))
         num_rows, vocab_size = logits.shape
-        found = MostLikely(torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows), torch.empty(num_rows))
-        outputs = (found.ids.data_ptr(), found.values.data_ptr(), found.log_sums.data_ptr())
-        arguments = c.MostLikely(logits.data_ptr(), logits.stride(0), vocab_size, *outputs)
+        ids = torch.empty(num_rows, dtype=torch.int64)
+        values, log_sums = torch.empty(2, num_rows).unbind()
+        arguments = c.MostLikely(
+            logits.data_ptr(), logits.stride(0), vocab_size, ids.data_ptr(), values.data_ptr(), log_sums.data_ptr()
+        )
         self._choose(Op.MOST_LIKELY, arguments, c.Step(num_tokens=num_rows))
-        return found
+        return MostLikely(ids, values, log_sums)
 
     def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
         _check("top_k", "logits", logits, torch.float32, (None, None))
@@ -329,41 +331,49 @@ class NativeCpuOps(Ops):
 
 
 class StepArguments:
-    """`Step` as C reads it, and the memory of its lists. Tensors given to it must outlive its use."""
+    """`Step` as C reads it, and the memory of its lists. Tensors given to it must outlive its use.
+
+    A tensor that is the one of the step before, with the same shape wanted, is not looked at again.
+    """
 
     def __init__(self) -> None:
         self.struct = c.Step()
-        self._cu_seqlens_q: ctypes.Array[ctypes.c_int64] | None = None
-        self._kv_lens: ctypes.Array[ctypes.c_int64] | None = None
+        self._pointed: dict[str, tuple[Tensor, tuple[int | None, ...]]] = {}  # by field
+        self._lengths: tuple[int, ...] = ()  # what cu_seqlens_q was filled from
+        self._cu_seqlens_q = (ctypes.c_int64 * 1)()
+        self._kv_lens = (ctypes.c_int64 * 1)()
 
     def set_rows(self, step: StepMetadata) -> None:
         """Rows, lengths, block tables and slots of a step."""
         num_rows, num_tokens = step.num_rows, step.num_tokens
-        _check("step", "slot_mapping", step.slot_mapping, torch.int32, (num_tokens,))
-        _check("step", "block_tables", step.block_tables, torch.int32, (num_rows, None))
-        _check("step", "positions", step.positions, torch.int64, (num_tokens,))
+        self._point("slot_mapping", step.slot_mapping, torch.int32, (num_tokens,))
+        self._point("block_tables", step.block_tables, torch.int32, (num_rows, None))
+        self._point("positions", step.positions, torch.int64, (num_tokens,))
         if len(step.cu_seqlens_q) != num_rows + 1:
             raise KernelError(f"step: {len(step.cu_seqlens_q)} cu_seqlens_q for {num_rows} rows")
-        max_blocks = step.block_tables.shape[1]
         if not step.block_tables.is_contiguous():
             raise KernelError("step: block_tables is not contiguous")
-        self._cu_seqlens_q = (ctypes.c_int64 * (num_rows + 1))(*step.cu_seqlens_q)
-        self._kv_lens = (ctypes.c_int64 * num_rows)(*step.kv_lens)
         struct = self.struct
-        struct.num_tokens, struct.num_rows, struct.max_blocks = num_tokens, num_rows, max_blocks
-        struct.positions = step.positions.data_ptr()
-        struct.slot_mapping = step.slot_mapping.data_ptr()
-        struct.block_tables = step.block_tables.data_ptr()
-        struct.cu_seqlens_q = ctypes.addressof(self._cu_seqlens_q)
+        struct.num_tokens, struct.num_rows, struct.max_blocks = num_tokens, num_rows, step.block_tables.shape[1]
+        if step.cu_seqlens_q is not self._lengths:
+            self._lengths = step.cu_seqlens_q
+            self._cu_seqlens_q = (ctypes.c_int64 * (num_rows + 1))(*step.cu_seqlens_q)
+            struct.cu_seqlens_q = ctypes.addressof(self._cu_seqlens_q)
+        self._kv_lens = (ctypes.c_int64 * num_rows)(*step.kv_lens)
         struct.kv_lens = ctypes.addressof(self._kv_lens)
 
     def set_tokens(self, token_ids: Tensor, sampled: Tensor) -> None:
         """The step's token ids, and which of its tokens are sampled."""
-        _check("step", "token_ids", token_ids, torch.int64, (self.struct.num_tokens,))
-        _check("step", "sampled", sampled, torch.int64, (None,))
-        self.struct.token_ids = token_ids.data_ptr()
-        self.struct.sampled = sampled.data_ptr()
-        self.struct.num_sampled = len(sampled)
+        self._point("token_ids", token_ids, torch.int64, (self.struct.num_tokens,))
+        self._point("sampled", sampled, torch.int64, (None,))
+        self.struct.num_sampled = sampled.shape[0]
+
+    def _point(self, field: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+        pointed, checked = self._pointed.get(field, (None, ()))
+        if tensor is not pointed or shape != checked:
+            _check("step", field, tensor, dtype, shape)
+            setattr(self.struct, field, tensor.data_ptr())
+            self._pointed[field] = tensor, shape
 
 
 def _check(op: str, name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:

@@ -60,7 +60,7 @@ class Head:
     def gather(self, logits: Tensor) -> Tensor | None:
         """Every rank's columns -> [n, vocab_size] float32 on rank 0, None on the others."""
         whole = self.group.gather_logits(logits, self.vocab_size)
-        return None if whole is None else whole.float()
+        return whole if whole is None or whole.dtype is torch.float32 else whole.float()
 
 
 def embedding_name(checkpoint: Checkpoint, config: ModelConfig) -> str:

@@ -67,6 +67,11 @@ class SamplingParameters:
             or self.count_penalty != 0.0
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the row's token is the most likely one of the logits as they are."""
+        return self.is_greedy and not self.needs_history and not self.logit_bias
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
@@ -84,3 +89,8 @@ class SampleRow:
     def is_adjusted(self) -> bool:
         """Whether anything changes the row's logits before the choice, but temperature and filters."""
         return self.mask is not None or self.parameters.needs_history or bool(self.parameters.logit_bias)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that is asked for is the most likely token of the logits as they are."""
+        return self.parameters.is_plain and self.mask is None and self.top_n_tokens == 0

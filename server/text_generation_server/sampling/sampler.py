@@ -23,7 +23,7 @@ from text_generation_server.sampling.penalties import (
     apply_output_penalties,
     apply_repetition_penalties,
 )
-from text_generation_server.sampling.watch import mark_faulty
+from text_generation_server.sampling.watch import likeliest_logprobs, mark_faulty
 from text_generation_server.sampling.watermark import Watermark
 
 
@@ -32,16 +32,25 @@ class SampleResult:
     """What a step's rows got, in row order."""
 
     token_ids: Tensor  # [num_rows] int64 on the logits' device
-    # Of the chosen tokens, by their column of a StepResponse: [num_rows] each, on the logits' device. `logprobs` is
-    # float32, and of the model's own logits; `watch.is_faulty` where a row has none to choose by.
-    numbers: dict[str, Tensor]
+    # Of the chosen tokens, by their column of a StepResponse: [num_rows] each on the logits' device, or a list on the
+    # host. `logprobs` is float32 and of the model's own logits; `watch.is_faulty` where a row has none to choose by.
+    numbers: dict[str, Tensor | list[float]]
     top: TopTokens | None  # on the host; None when no row asked
+
+    def read_numbers(self) -> dict[str, list[float]]:
+        """The numbers on the host; waits for the device where they are not."""
+        return {
+            column: values if isinstance(values, list) else values.tolist() for column, values in self.numbers.items()
+        }
 
     def select(self, rows: Sequence[int]) -> SampleResult:
         """The results of some rows, in that order."""
         places = torch.tensor(rows, dtype=torch.int64, device=self.token_ids.device)
         top = None if self.top is None else self.top.select(rows)
-        numbers = {column: values[places] for column, values in self.numbers.items()}
+        numbers = {
+            column: [values[row] for row in rows] if isinstance(values, list) else values[places]
+            for column, values in self.numbers.items()
+        }
         return SampleResult(self.token_ids[places], numbers, top)
 
 
@@ -57,6 +66,11 @@ class Sampler:
         self._ops = ops
         self._watermark = watermark or Watermark()
 
+    def likeliest(self, logits: Tensor) -> SampleResult:
+        """What `sample` gives for rows that are all plain."""
+        best = self._ops.most_likely(logits)
+        return SampleResult(best.ids, {"logprobs": likeliest_logprobs(logits, best, self._ops.saturates_at)}, top=None)
+
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampleResult:
         """Choose one token for each row.
 
@@ -68,10 +82,10 @@ class Sampler:
             logits: [num_rows, vocab_size] float32, contiguous, as the model made them; not changed.
             rows: one record a row of logits.
         """
+        if all(row.is_plain for row in rows):
+            return self.likeliest(logits)
         best = self._ops.most_likely(logits)
-        token_ids = best.ids
-        if any(row.is_adjusted or not row.parameters.is_greedy for row in rows):
-            token_ids = token_ids.clone()
+        token_ids = best.ids.clone()
         as_they_are = [index for index, row in enumerate(rows) if not row.is_adjusted]
         self._draw(token_ids, logits, rows, as_they_are, as_they_are)
         adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from text_generation_kernels.interface import MostLikely
+from text_generation_server.sampling.logprobs import token_logprobs
 
 # No log-probability is above 0; and unlike NaN, a chip that saturates keeps it.
 _FAULTY = 1.0
@@ -36,6 +38,18 @@ def mark_faulty(logprobs: Tensor, logits: Tensor, best: MostLikely, saturates_at
     if saturates_at < math.inf:
         sound &= (best.values < saturates_at) & (logits.amin(dim=-1) > -saturates_at)
     return torch.where(sound, logprobs, _FAULTY)
+
+
+def likeliest_logprobs(logits: Tensor, best: MostLikely, saturates_at: float) -> Tensor | list[float]:
+    """`mark_faulty` of the log-probabilities of the most likely tokens; arguments and values as there.
+
+    Returns: a list where logits are on the host. There four calls of torch on a few numbers take 0.15 ms, as nothing of
+    it is in the caches after a model's kernels.
+    """
+    if logits.device.type == "cpu" and saturates_at == math.inf:
+        most = float(np.float32(math.log(logits.shape[-1]) - _SPREAD))
+        return [0.0 - log_sum if log_sum <= most else _FAULTY for log_sum in best.log_sums.tolist()]
+    return mark_faulty(token_logprobs(logits, best.ids, best), logits, best, saturates_at)
 
 
 def is_faulty(logprob: float) -> bool:

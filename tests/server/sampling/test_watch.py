@@ -44,7 +44,7 @@ def faulty_rows(sampler: Sampler, rows: list[Tensor], parameters: SamplingParame
     sample_row = SampleRow(parameters, position=2, history=torch.tensor([1, 2]), **more)  # type: ignore[arg-type]
     result = sampler.sample(torch.stack(rows), [sample_row] * len(rows))
     assert all(0 <= token_id < VOCAB for token_id in result.token_ids.tolist())
-    return [is_faulty(logprob) for logprob in result.numbers["logprobs"].tolist()]
+    return [is_faulty(logprob) for logprob in result.read_numbers()["logprobs"]]
 
 
 BROKEN = {
