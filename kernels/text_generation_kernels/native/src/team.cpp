@@ -13,8 +13,9 @@
 namespace tgk {
 namespace {
 
-// About 50 us on the processors tried: longer than what one op of a step takes, shorter than a scheduler's slice.
-constexpr int kSpins = 1500;
+// About 200 us on the processors tried: longer than what one op of a step takes, and than what the router takes from a
+// thread for one token; shorter than a scheduler's slice. docs/cpu-kernels.md has the measurements.
+constexpr int kSpins = 6000;
 
 void pause_a_moment() {
 #if defined(__x86_64__)
