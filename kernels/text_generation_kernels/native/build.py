@@ -35,7 +35,8 @@ _X86 = {
 _ARM: dict[str, tuple[str, ...]] = {"kernels_neon.cpp": ()}
 _SETS = {"x86_64": _X86, "aarch64": _ARM}
 # What not every assembler knows: a line that shows whether this one does, and what the rest is told where it does not.
-_OPTIONAL = {"kernels_amx.cpp": ('asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', "-DTGK_WITHOUT_AMX")}
+_AMX_LINE = r'asm("tdpbf16ps %tmm2, %tmm1, %tmm0\n vcvtne2ps2bf16 %zmm2, %zmm1, %zmm0");'
+_OPTIONAL = {"kernels_amx.cpp": (_AMX_LINE, "-DTGK_WITHOUT_AMX")}
 
 
 class BuildError(RuntimeError):

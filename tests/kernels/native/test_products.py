@@ -10,7 +10,8 @@ from tests.kernels.implementations import library_or_skip
 from text_generation_kernels.native.ops import NativeCpuOps
 
 SETS = ("amx", "avx512", "avx2", "neon")
-LARGEST = torch.finfo(torch.float32).max
+# The largest number that bfloat16 does not take for infinity, and the next one.
+LARGEST, TOO_LARGE = torch.tensor([0x7F7F7FFF, 0x7F7F8000], dtype=torch.int32).view(torch.float32).tolist()
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
@@ -55,6 +56,12 @@ def test_every_bit_of_a_row_counts(instruction_set: str) -> None:
     x = torch.cat([x, torch.tensor([LARGEST, -LARGEST, 0.0, -0.0, 1 + 2**-23, 1 - 2**-24, 2 - 2**-23])])
     one = torch.eye(len(x)).bfloat16()
     assert torch.equal(product(make_ops(instruction_set), x[None], one)[0], x)
+
+
+def test_what_bfloat16_takes_for_infinity_is_infinite_in_tile_products() -> None:
+    x = torch.tensor([[TOO_LARGE, -TOO_LARGE, torch.finfo(torch.float32).max]])
+    actual = product(make_ops("amx"), x.T.contiguous(), torch.ones(1, 1).bfloat16())
+    assert actual[:, 0].tolist() == [torch.inf, -torch.inf, torch.inf]
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

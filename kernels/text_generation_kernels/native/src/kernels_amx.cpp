@@ -46,8 +46,14 @@ static bool has_tiles() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBf16) && (d & kTile);
 }
 
+static bool rounds_to_bf16() {
+  constexpr unsigned kAvx512Bf16 = 1u << 5;  // of leaf 7.1's eax
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvx512Bf16);
+}
+
 static bool runs_here() {
-  static const bool runs = kKernelsAvx512.runs_here() && has_tiles() && may_use_tiles();
+  static const bool runs = kKernelsAvx512.runs_here() && has_tiles() && rounds_to_bf16() && may_use_tiles();
   return runs;
 }
 

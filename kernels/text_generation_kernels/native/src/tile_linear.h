@@ -1,10 +1,10 @@
 // x @ weight.T by tile products of bfloat16, with nothing of a float32 x left out.
 //
-// A number of x is the sum of three bfloat16, its parts: the first eight significant bits, the next eight, the last
-// eight. A weight tile is loaded once and multiplied with the tiles of all three, into one tile of float32 sums. Each sum
-// is thereby made in one order, for one row as for many: 32 of k after the other, in each the three parts after each
-// other, and inside of a product as the processor does it. Int8 weights become bfloat16, exactly, and the sums of a group
-// are multiplied with its scales when they are added to those of the groups before it.
+// A number of x is the sum of three bfloat16, its parts. A weight tile is loaded once and multiplied with the tiles of all
+// three, into one tile of float32 sums. Each sum is thereby made in one order, for one row as for many: 32 of k after the
+// other, in each the three parts after each other, and inside of a product as the processor does it. Int8 weights become
+// bfloat16, exactly, and the sums of a group are multiplied with its scales when they are added to those of the groups
+// before it.
 //
 // Threads share out row tiles, where there are many, and panels. Weights are the panels of formats.h: their two rows of k
 // in 32-bit words are what a product wants.
@@ -12,6 +12,7 @@
 
 #include "abi.h"
 #include "formats.h"
+#include "parts.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -88,25 +89,6 @@ struct Work {
   }
 };
 
-// 32 numbers of x, `size` of them given, as a row in each of three parts.
-TGK_INLINE void split(const float* x, int64_t size, char* out, int64_t part_bytes) {
-  const uint32_t given = size >= kTileK ? ~0u : (1u << size) - 1;
-  __m512 low = _mm512_maskz_loadu_ps((__mmask16)given, x), high = _mm512_setzero_ps();
-  if (given >> kLanes) high = _mm512_maskz_loadu_ps((__mmask16)(given >> kLanes), x + kLanes);
-  const __m512i first_bits = _mm512_set1_epi32((int)0xffff0000);
-  const __m512i high_halves = _mm512_set_epi16(
-      63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  TGK_UNROLL for (int part = 0; part < kParts; part++) {
-    const __m512i low_bits = _mm512_castps_si512(low), high_bits = _mm512_castps_si512(high);
-    _mm512_storeu_si512(out + part * part_bytes, _mm512_permutex2var_epi16(low_bits, high_halves, high_bits));
-    const __m512 low_part = _mm512_castsi512_ps(_mm512_and_si512(low_bits, first_bits));
-    const __m512 high_part = _mm512_castsi512_ps(_mm512_and_si512(high_bits, first_bits));
-    // Cut off and not rounded, so that no part overflows. The rest of what is infinite is 0, and of NaN it is NaN.
-    low = _mm512_maskz_sub_ps(_mm512_cmp_ps_mask(low, low_part, _CMP_NEQ_UQ), low, low_part);
-    high = _mm512_maskz_sub_ps(_mm512_cmp_ps_mask(high, high_part, _CMP_NEQ_UQ), high, high_part);
-  }
-}
-
 // Parts of whole row tiles over a piece; `items` are tile * piece's steps + step.
 TGK_INLINE void split_tiles(const TgkLinear& a, const Cut& cut, int64_t first_tile, Span steps, Span items, char* parts) {
   const int64_t count = steps.end - steps.begin;
@@ -116,7 +98,8 @@ TGK_INLINE void split_tiles(const TgkLinear& a, const Cut& cut, int64_t first_ti
     const int64_t rows = smaller(cut.tile_rows, cut.num_rows - first_row);
     char* out = parts + tile * cut.tile_bytes() + step * cut.step_bytes();
     for (int64_t row = 0; row < rows; row++)
-      split(a.x + (first_row + row) * a.x_stride + k, a.in_features - k, out + row * kTileRowBytes, cut.part_bytes());
+      split<kParts>(a.x + (first_row + row) * a.x_stride + k, a.in_features - k, out + row * kTileRowBytes,
+                    cut.part_bytes());
   }
 }
 
@@ -240,11 +223,7 @@ void multiply_i8(const Work& work, int64_t first) {
   const Cut& cut = work.cut;
   const int64_t bytes = panel_bytes<PanelI8>(a.in_features), stride = cut.scale_steps * kTileBytes;
   const int64_t num_scales = ceil_div(a.in_features, a.group_size) * kLanes;
-#ifdef X_CACHE
-  const char* panels = (const char*)a.weight + first % 16 * bytes;
-#else
   const char* panels = (const char*)a.weight + first * bytes;
-#endif
   float* totals = (float*)(work.scratch + 2 * P * stride);  // [tiles][P][16][16]
   alignas(64) float sums[kSums];
   const auto widened = [&](int64_t step) { return work.scratch + (step / cut.scale_steps % 2) * P * stride; };
@@ -277,9 +256,6 @@ void multiply_i8(const Work& work, int64_t first) {
         constexpr int p = decltype(panel)::index;
         store_tile<p>(sums, kTileRowBytes);
         const Vec scale = load(scales + p * num_scales);
-#ifdef X_T
-        if (scale.v[0] == 12345)
-#endif
         for (int64_t row = 0; row < cut.tile_rows; row++) {
           float* total = own + p * kSums + row * kLanes;
           store(total, fma(load(sums + row * kLanes), scale, step ? load(total) : zero()));
