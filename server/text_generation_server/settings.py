@@ -51,7 +51,8 @@ class ServeSettings:
     kv_cache_dtype: str | None = option(
         default=None,
         choices=("fp8_e4m3fn", "fp8_e5m2", "float32", "bfloat16"),
-        help="type that keys and values are kept in; unset: bfloat16 on the CPU",
+        help="type that keys and values are kept in; unset: bfloat16 on the CPU; float32 there also has AMX read "
+        "activations exactly",
     )
     speculate: int | None = option(
         default=None,

@@ -55,7 +55,7 @@ class Linear(Structure):
     _fields_ = (
         ("x", c_void_p), ("x_stride", c_int64), ("out", c_void_p), ("out_stride", c_int64), ("weight", c_void_p),
         ("scales", c_void_p), ("bias", c_void_p), ("out_features", c_int64), ("in_features", c_int64),
-        ("group_size", c_int64), ("format", c_int32),
+        ("group_size", c_int64), ("format", c_int32), ("x_parts", c_int32),
     )  # fmt: skip
 
 

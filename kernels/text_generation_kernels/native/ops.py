@@ -33,6 +33,9 @@ LANES = 16
 # With fewer rows to choose tokens from, the caller is done before another thread, which sleeps by then, has woken up.
 _ROWS_FOR_A_TEAM = {Op.MOST_LIKELY: 8, Op.TOP_K: 8, Op.DRAW: 4}
 _KV_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
+# Bfloat16 numbers that tile products take for an activation: three are all of it. Two do where keys and values lose 16
+# of their 24 bits: what two leave out changes log-probabilities 300 times less (docs/cpu-kernels.md).
+_X_PARTS = {torch.float32: 3, torch.bfloat16: 2}
 
 
 class Recorder(Protocol):
@@ -61,7 +64,8 @@ class NativeCpuOps(Ops):
     Args:
         num_threads: that compute an op together.
         instruction_set: one of the library's.
-        kv_dtype: what keys and values are kept in: float32 or bfloat16.
+        kv_dtype: what keys and values are kept in: float32 or bfloat16. With bfloat16, AMX reads 17 bits of an
+            activation.
         int8_group_size: quantizes every linear weight at load, this many input features to a scale; None: no weight.
     """
 
@@ -113,7 +117,7 @@ class NativeCpuOps(Ops):
         arguments = c.Linear(
             x.data_ptr(), x.stride(0), out.data_ptr(), weight.out_features, panels.panels.data_ptr(),
             None if panels.scales is None else panels.scales.data_ptr(), None if bias is None else bias.data_ptr(),
-            weight.out_features, weight.in_features, panels.group_size, panels.format,
+            weight.out_features, weight.in_features, panels.group_size, panels.format, _X_PARTS[self.kv_dtype],
         )  # fmt: skip
         self._run(Op.LINEAR, arguments, c.Step(num_tokens=len(x)), {"x": x}, {"out": out}, constants=(weight, bias))
         return out

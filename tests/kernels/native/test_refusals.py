@@ -12,6 +12,7 @@ from tests.kernels.filters import Wanted
 from tests.kernels.implementations import library_or_skip
 from tests.kernels.paged_steps import ROWS, Heads, build_step
 from text_generation_kernels.interface import CaptureRefused, KVCache, Ops, StepInputs, StepMetadata
+from text_generation_kernels.native import library as c
 from text_generation_kernels.native.capture import capture
 from text_generation_kernels.native.library import KernelError
 from text_generation_kernels.native.ops import NativeCpuOps
@@ -66,6 +67,14 @@ REFUSALS: dict[str, tuple[Callable[[NativeCpuOps], object], str]] = {
 def test_wrong_arguments_are_refused(ops: NativeCpuOps, call: Callable[[NativeCpuOps], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(ops)
+
+
+@pytest.mark.parametrize("x_parts", [-1, 0, 1, 4])
+def test_a_linear_of_any_other_number_of_parts_is_refused(ops: NativeCpuOps, x_parts: int) -> None:
+    instruction = c.Instruction(op=c.Op.LINEAR)
+    instruction.arguments.linear = c.Linear(x_parts=x_parts)
+    with pytest.raises(KernelError, match=f"^linear: x_parts is {x_parts}; use 2 or 3$"):
+        ops.team.run(instruction, 1, c.Step(num_tokens=1))
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ struct TgkLinear {
   int64_t in_features;
   int64_t group_size;   // I8: input features that share a scale
   int32_t format;
+  int32_t x_parts;  // of an x that tiles multiply: 2, which hold 17 bits of it, or 3, which hold all. Others ignore it
 };
 
 struct TgkEmbedding {

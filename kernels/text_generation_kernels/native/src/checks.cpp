@@ -9,6 +9,10 @@ namespace {
 
 typedef long long Long;  // for %lld
 
+int32_t check_linear(const TgkLinear& a) {
+  return a.x_parts == 2 || a.x_parts == 3 ? 0 : fail("linear: x_parts is %d; use 2 or 3", a.x_parts);
+}
+
 int32_t check_ids(const char* op, const int64_t* ids, int64_t count, int64_t limit) {
   if (count && !ids) return fail("%s: the step has no ids", op);
   for (int64_t i = 0; i < count; i++)
@@ -81,6 +85,7 @@ int32_t check(const TgkInstruction& instruction, const TgkStep& step) {
   if (step.num_tokens < 0 || step.num_sampled < 0 || step.num_rows < 0) return fail("a step with a negative count");
   switch (instruction.op) {
     case TGK_LINEAR:
+      return check_linear(instruction.linear);
     case TGK_RMS_NORM:
     case TGK_ADD_RMS_NORM:
     case TGK_ROTARY:

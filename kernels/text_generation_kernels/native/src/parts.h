@@ -1,7 +1,7 @@
 // What tiles multiply in place of a float32: bfloat16 numbers, its parts, whose sum it is.
 //
-// The first part is the number rounded to bfloat16, the next one what that leaves, rounded, and so on. Two parts hold 16
-// bits or more of a number's 24, three all of them. Numbers that round to infinity, which are within 0.2 % of float32's
+// The first part is the number rounded to bfloat16, the next one what that leaves, rounded, and so on. Two parts hold 17
+// of a number's 24 bits or more, three all of them. Numbers that round to infinity, which are within 0.2 % of float32's
 // largest, count as infinite. Denormals count as zero, in numbers and in their parts, as tile products take them anyway.
 #pragma once
 

@@ -1,10 +1,10 @@
-// x @ weight.T by tile products of bfloat16, with nothing of a float32 x left out.
+// x @ weight.T by tile products of bfloat16.
 //
-// A number of x is the sum of three bfloat16, its parts. A weight tile is loaded once and multiplied with the tiles of all
-// three, into one tile of float32 sums. Each sum is thereby made in one order, for one row as for many: 32 of k after the
-// other, in each the three parts after each other, and inside of a product as the processor does it. Int8 weights become
-// bfloat16, exactly, and the sums of a group are multiplied with its scales when they are added to those of the groups
-// before it.
+// A number of x is taken as the sum of its bfloat16 parts (parts.h): of two, or of three, which leave nothing out. A weight
+// tile is loaded once and multiplied with the tiles of all parts, into one tile of float32 sums. Each sum is thereby made
+// in one order, for one row as for many: 32 of k after the other, in each the parts after each other, and inside of a
+// product as the processor does it. Int8 weights become bfloat16, exactly, and the sums of a group are multiplied with its
+// scales when they are added to those of the groups before it.
 //
 // Threads share out row tiles, where there are many, and panels. Weights are the panels of formats.h: their two rows of k
 // in 32-bit words are what a product wants.
@@ -19,11 +19,14 @@
 namespace tgk {
 namespace TGK_ISA {
 
-constexpr int kParts = 3;
-// The eight tiles: sums of four panels, the parts of x, and weights. One row tile by four panels needs the fewest loads
-// for a product; two by two was a tenth slower (Sapphire Rapids).
-constexpr int kGroupPanels = 4;
-constexpr int kFirstPart = kGroupPanels, kWeights = kFirstPart + kParts;
+// The eight tiles: sums of a group of panels, the N parts of x, and weights. One row tile by four or five panels needs the
+// fewest loads for a product; two by two was a tenth slower, and four with two parts up to a tenth (Sapphire Rapids).
+constexpr int kWeights = 7;
+constexpr int group_panels(int num_parts) { return kWeights - num_parts; }
+template <int N>
+constexpr int kGroupPanels = group_panels(N);
+template <int N>
+constexpr int kFirstPart = kGroupPanels<N>;
 constexpr int64_t kSums = kTileRows * kLanes;
 // Parts made at once: of so many bytes, which stay in the second cache beside a group of panels, and for so many row
 // tiles that weights are read from memory in less time than they are multiplied in.
@@ -42,18 +45,19 @@ struct Cut {
   int64_t tile_rows;  // of every tile, the last may hold fewer
   int64_t num_tiles;
   int64_t num_steps;
+  int64_t num_parts;  // of x
   int64_t scale_steps;  // that share a scale
   int64_t row_parts;
   int64_t column_parts;
   int64_t piece_steps;
   int64_t block_tiles;  // of one row part
 
-  Cut(const TgkLinear& a, int64_t rows, int64_t num_threads) : num_rows(rows) {
+  Cut(const TgkLinear& a, int64_t rows, int64_t num_threads) : num_rows(rows), num_parts(a.x_parts) {
     num_tiles = larger(1, ceil_div(num_rows, kTileRows));
     tile_rows = ceil_div(num_rows, num_tiles);
     num_steps = ceil_div(a.in_features, kTileK);
     scale_steps = a.format == TGK_I8 ? larger(1, smaller(a.group_size / kTileK, num_steps)) : 1;
-    const int64_t groups = ceil_div(ceil_div(a.out_features, kLanes), kGroupPanels);
+    const int64_t groups = ceil_div(ceil_div(a.out_features, kLanes), group_panels(a.x_parts));
     row_parts = larger(1, smaller(num_tiles / kRowPartTiles, num_threads));
     column_parts = larger(1, smaller(num_threads / row_parts, groups));
     row_parts = larger(row_parts, smaller(num_threads / column_parts, num_tiles / 2));
@@ -62,9 +66,9 @@ struct Cut {
     piece_steps = ceil_div(ceil_div(num_steps, pieces), scale_steps) * scale_steps;
     block_tiles = smaller(ceil_div(num_tiles, row_parts), larger(1, kPartsBytes / larger(1, tile_bytes())));
   }
-  // A tile's parts are [piece_steps][kParts][tile_rows][32].
+  // A tile's parts are [piece_steps][num_parts][tile_rows][32].
   int64_t part_bytes() const { return tile_rows * kTileRowBytes; }
-  int64_t step_bytes() const { return kParts * part_bytes(); }
+  int64_t step_bytes() const { return num_parts * part_bytes(); }
   int64_t tile_bytes() const { return piece_steps * step_bytes(); }
   bool shares_parts() const { return column_parts > kMakingTheirOwn; }
 };
@@ -90,6 +94,7 @@ struct Work {
 };
 
 // Parts of whole row tiles over a piece; `items` are tile * piece's steps + step.
+template <int N>
 TGK_INLINE void split_tiles(const TgkLinear& a, const Cut& cut, int64_t first_tile, Span steps, Span items, char* parts) {
   const int64_t count = steps.end - steps.begin;
   for (int64_t item = items.begin; item < items.end; item++) {
@@ -98,7 +103,7 @@ TGK_INLINE void split_tiles(const TgkLinear& a, const Cut& cut, int64_t first_ti
     const int64_t rows = smaller(cut.tile_rows, cut.num_rows - first_row);
     char* out = parts + tile * cut.tile_bytes() + step * cut.step_bytes();
     for (int64_t row = 0; row < rows; row++)
-      split<kParts>(a.x + (first_row + row) * a.x_stride + k, a.in_features - k, out + row * kTileRowBytes,
+      split<N>(a.x + (first_row + row) * a.x_stride + k, a.in_features - k, out + row * kTileRowBytes,
                     cut.part_bytes());
   }
 }
@@ -115,24 +120,25 @@ TGK_INLINE void each_panel(Visit visit) {
   if constexpr (P > 1) visit(Panel<1>());
   if constexpr (P > 2) visit(Panel<2>());
   if constexpr (P > 3) visit(Panel<3>());
+  if constexpr (P > 4) visit(Panel<4>());
 }
 
-// Adds some steps' products to the sums of P panels, `stride` bytes apart. Calls beside(step, panel) where a product has
-// been begun, which goes on while other instructions do.
-template <int P, class Beside>
+// Adds some steps' products, of N parts each, to the sums of P panels, `stride` bytes apart. Calls beside(step, panel)
+// where a product has been begun, which goes on while other instructions do.
+template <int P, int N, class Beside>
 TGK_INLINE void multiply_steps(const Cut& cut, const char* parts, const char* weights, int64_t stride, int64_t count,
                                Beside beside) {
   for (int64_t step = 0; step < count; step++, parts += cut.step_bytes(), weights += kTileBytes) {
-    load_tile<kFirstPart>(parts, kTileRowBytes);
-    load_tile<kFirstPart + 1>(parts + cut.part_bytes(), kTileRowBytes);
-    load_tile<kFirstPart + 2>(parts + 2 * cut.part_bytes(), kTileRowBytes);
+    load_tile<kFirstPart<N>>(parts, kTileRowBytes);
+    load_tile<kFirstPart<N> + 1>(parts + cut.part_bytes(), kTileRowBytes);
+    if constexpr (N > 2) load_tile<kFirstPart<N> + 2>(parts + 2 * cut.part_bytes(), kTileRowBytes);
     each_panel<P>([&](auto panel) {
       constexpr int p = decltype(panel)::index;
       load_tile<kWeights>(weights + p * stride, kTileRowBytes);
       beside(step, p);
-      accumulate_tiles<p, kFirstPart, kWeights>();
-      accumulate_tiles<p, kFirstPart + 1, kWeights>();
-      accumulate_tiles<p, kFirstPart + 2, kWeights>();
+      accumulate_tiles<p, kFirstPart<N>, kWeights>();
+      accumulate_tiles<p, kFirstPart<N> + 1, kWeights>();
+      if constexpr (N > 2) accumulate_tiles<p, kFirstPart<N> + 2, kWeights>();
     });
   }
 }
@@ -155,7 +161,7 @@ TGK_INLINE void write_sums(const float* sums, const float* bias, int64_t rows, i
 }
 
 // P panels of bfloat16, from `first` on.
-template <int P>
+template <int P, int N>
 void multiply_bf16(const Work& work, int64_t first) {
   const TgkLinear& a = work.a;
   const int64_t bytes = panel_bytes<PanelBF16>(a.in_features), begin = work.steps.begin * kTileBytes;
@@ -180,14 +186,14 @@ void multiply_bf16(const Work& work, int64_t first) {
       read_sums(out, a.out_stride, rows, columns, sums);
       load_tile<p>(sums, kTileRowBytes);
     });
-    multiply_steps<P>(work.cut, work.parts_of(tile, work.steps.begin), panels + begin, bytes, whole,
+    multiply_steps<P, N>(work.cut, work.parts_of(tile, work.steps.begin), panels + begin, bytes, whole,
                       [&](int64_t step, int p) {
                         // The panel's next tile, or after its last one the first of the panel that comes next.
                         const int64_t next = step + 1 < whole ? p * bytes + (step + 1) * kTileBytes : (P + p) * bytes;
                         prefetch_lines<kTileBytes>(panels + begin + next);
                       });
     if (has_rest)
-      multiply_steps<P>(work.cut, work.parts_of(tile, work.steps.begin + whole), rest[0], kTileBytes, 1,
+      multiply_steps<P, N>(work.cut, work.parts_of(tile, work.steps.begin + whole), rest[0], kTileBytes, 1,
                         [](int64_t, int) {});
     each_panel<P>([&](auto panel) {
       constexpr int p = decltype(panel)::index;
@@ -217,7 +223,7 @@ TGK_INLINE void widen(const char* rows, int64_t size, char* tile) {
 }
 
 // P panels of int8, from `first` on. The tiles of a scale's rows are made while those before them are multiplied.
-template <int P>
+template <int P, int N>
 void multiply_i8(const Work& work, int64_t first) {
   const TgkLinear& a = work.a;
   const Cut& cut = work.cut;
@@ -244,7 +250,7 @@ void multiply_i8(const Work& work, int64_t first) {
     for (int64_t tile = work.tiles.begin; tile < work.tiles.end; tile++) {
       float* own = totals + (tile - work.tiles.begin) * P * kSums;
       each_panel<P>([&](auto panel) { zero_tile<decltype(panel)::index>(); });
-      multiply_steps<P>(cut, work.parts_of(tile, step), widened(step), stride, count, [&](int64_t i, int p) {
+      multiply_steps<P, N>(cut, work.parts_of(tile, step), widened(step), stride, count, [&](int64_t i, int p) {
         const int64_t next = step + cut.scale_steps + i;
         if (tile > work.tiles.begin) return;
         if (next < work.steps.end)
@@ -269,28 +275,32 @@ void multiply_i8(const Work& work, int64_t first) {
                  a.out_features - (first + p) * kLanes, work.out(tile, first + p), a.out_stride);
 }
 
-template <int P>
+template <int P, int N>
 TGK_INLINE void multiply_group(const Work& work, int64_t first) {
   if (work.a.format == TGK_I8)
-    multiply_i8<P>(work, first);
+    multiply_i8<P, N>(work, first);
   else
-    multiply_bf16<P>(work, first);
+    multiply_bf16<P, N>(work, first);
 }
 
+template <int N>
 TGK_INLINE void multiply_panels(const Work& work, Span panels) {
-  for (int64_t panel = panels.begin; panel < panels.end; panel += kGroupPanels) {
-    switch (smaller(kGroupPanels, panels.end - panel)) {
+  for (int64_t panel = panels.begin; panel < panels.end; panel += kGroupPanels<N>) {
+    switch (smaller(kGroupPanels<N>, panels.end - panel)) {
       case 1:
-        multiply_group<1>(work, panel);
+        multiply_group<1, N>(work, panel);
         break;
       case 2:
-        multiply_group<2>(work, panel);
+        multiply_group<2, N>(work, panel);
         break;
       case 3:
-        multiply_group<3>(work, panel);
+        multiply_group<3, N>(work, panel);
+        break;
+      case 4:
+        multiply_group<4, N>(work, panel);
         break;
       default:
-        multiply_group<4>(work, panel);
+        multiply_group<kGroupPanels<N>, N>(work, panel);
     }
   }
 }
@@ -301,7 +311,7 @@ static int64_t own_parts_bytes(const Cut& cut) { return cut.shares_parts() ? 0 :
 int64_t tile_linear_scratch_bytes(const TgkLinear& a, int64_t num_rows, int num_threads) {
   const Cut cut(a, num_rows, num_threads);
   const int64_t sums_bytes = cut.block_tiles * kSums * (int64_t)sizeof(float);
-  const int64_t int8_bytes = kGroupPanels * (2 * cut.scale_steps * kTileBytes + sums_bytes);
+  const int64_t int8_bytes = group_panels(a.x_parts) * (2 * cut.scale_steps * kTileBytes + sums_bytes);
   return own_parts_bytes(cut) + (a.format == TGK_I8 ? int8_bytes : 0);
 }
 
@@ -316,8 +326,8 @@ bool takes_tiles(const TgkLinear& a) {
   return a.format == TGK_BF16 || (a.format == TGK_I8 && a.group_size % kTileK == 0);
 }
 
-void tile_linear(const TgkLinear& a, int64_t num_rows, Team& team, int thread) {
-  if (!num_rows) return;
+template <int N>
+void tile_linear_of(const TgkLinear& a, int64_t num_rows, Team& team, int thread) {
   const int num_threads = team.size();
   const Cut cut(a, num_rows, num_threads);
   const bool shares = cut.shares_parts(), multiplies = thread < cut.row_parts * cut.column_parts;
@@ -338,17 +348,25 @@ void tile_linear(const TgkLinear& a, int64_t num_rows, Team& team, int thread) {
       const Span steps = {step, smaller(step + cut.piece_steps, cut.num_steps)};
       const int64_t items = count * (steps.end - steps.begin);
       char* block = parts + turn * block_tiles * cut.tile_bytes();
-      split_tiles(a, cut, first, steps, shares ? part_of(items, thread, num_threads) : Span{0, items}, block);
+      split_tiles<N>(a, cut, first, steps, shares ? part_of(items, thread, num_threads) : Span{0, items}, block);
       if (shares) {
         team.barrier();
         turn ^= 1;
       }
       if (multiplies)
-        multiply_panels({a, cut, {first + part.begin, first + part.end}, steps, block + part.begin * cut.tile_bytes(),
-                         own + own_parts_bytes(cut)}, panels);
+        multiply_panels<N>({a, cut, {first + part.begin, first + part.end}, steps, block + part.begin * cut.tile_bytes(),
+                            own + own_parts_bytes(cut)}, panels);
     }
   }
   if (multiplies) release_tiles();
+}
+
+void tile_linear(const TgkLinear& a, int64_t num_rows, Team& team, int thread) {
+  if (!num_rows) return;
+  if (a.x_parts == 2)
+    tile_linear_of<2>(a, num_rows, team, thread);
+  else
+    tile_linear_of<3>(a, num_rows, team, thread);
 }
 
 }  // namespace TGK_ISA

@@ -34,6 +34,11 @@ std::vector<float> random_floats(int64_t count) {
   for (float& value : x) value = random_float();
   return x;
 }
+std::vector<float> random_floats_of_two_parts(int64_t count) {  // of ten bits, which take two bfloat16
+  std::vector<float> x(count);
+  for (float& value : x) value = random_float() + random_float() / 4;
+  return x;
+}
 uint16_t bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -103,13 +108,14 @@ struct Weight {
 
 void check_linear(const std::string& set, int threads) {
   TeamHandle team(threads, set);
+  const std::vector<int32_t> all_parts = set == "amx" ? std::vector<int32_t>{2, 3} : std::vector<int32_t>{3};
   const int64_t shapes[][2] = {{1, 16}, {33, 129}, {96, 64}, {80, 600}, {200, 2100}};
   for (int32_t format : {TGK_F32, TGK_BF16, TGK_F16, TGK_I8})
     for (const auto& shape : shapes) {
       const Weight weight(shape[0], shape[1], format);
       const std::vector<float> bias = random_floats(shape[0]);
       const int64_t most_rows = 43;
-      const std::vector<float> x = random_floats(most_rows * shape[1]);
+      const std::vector<float> x = random_floats_of_two_parts(most_rows * shape[1]);
       std::vector<float> first(shape[0]);
       std::vector<double> sums(most_rows * shape[0]);
       for (int64_t i = 0; i < most_rows * shape[0]; i++) {
@@ -117,20 +123,22 @@ void check_linear(const std::string& set, int threads) {
         sums[i] = bias[n];
         for (int64_t k = 0; k < shape[1]; k++) sums[i] += (double)x[row * shape[1] + k] * weight.meant[n * shape[1] + k];
       }
-      for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 43}) {
-        const std::vector<float> exact_x(x.begin(), x.begin() + rows * shape[1]);
-        std::vector<float> out(rows * shape[0], NAN);
-        TgkInstruction made = instruction(TGK_LINEAR);
-        made.linear = {exact_x.data(), shape[1], out.data(), shape[0], weight.panels.data(), weight.scales.data(),
-                       bias.data(), shape[0], shape[1], weight.group_size, format};
-        expect(team.run(made, tokens(rows)) == 0, "linear runs");
-        const std::string name = set + " linear format " + std::to_string(format) + " rows " + std::to_string(rows);
-        bool is_close = true;
-        for (int64_t i = 0; i < rows * shape[0]; i++) is_close = is_close && close(out[i], sums[i]);
-        expect(is_close, name);
-        if (rows == 1) first = out;
-        expect(!memcmp(first.data(), out.data(), shape[0] * sizeof(float)), name + ": the first row is the same");
-      }
+      for (int32_t x_parts : all_parts)
+        for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 43}) {
+          const std::vector<float> exact_x(x.begin(), x.begin() + rows * shape[1]);
+          std::vector<float> out(rows * shape[0], NAN);
+          TgkInstruction made = instruction(TGK_LINEAR);
+          made.linear = {exact_x.data(), shape[1], out.data(), shape[0], weight.panels.data(), weight.scales.data(),
+                         bias.data(), shape[0], shape[1], weight.group_size, format, x_parts};
+          expect(team.run(made, tokens(rows)) == 0, "linear runs");
+          const std::string name = set + " linear format " + std::to_string(format) + " parts " + std::to_string(x_parts) +
+                                   " rows " + std::to_string(rows);
+          bool is_close = true;
+          for (int64_t i = 0; i < rows * shape[0]; i++) is_close = is_close && close(out[i], sums[i]);
+          expect(is_close, name);
+          if (rows == 1) first = out;
+          expect(!memcmp(first.data(), out.data(), shape[0] * sizeof(float)), name + ": the first row is the same");
+        }
     }
 }
 
