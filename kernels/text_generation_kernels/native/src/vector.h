@@ -35,6 +35,14 @@ TGK_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
 TGK_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
 TGK_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 TGK_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+TGK_INLINE float first_lane(Vec a) { return _mm512_cvtss_f32(a.v); }
+// Lane i is lane i ^ N of `a`.
+template <int N>
+TGK_INLINE Vec lanes_across(Vec a) {
+  if (N == 8) return {_mm512_shuffle_f32x4(a.v, a.v, 0x4e)};
+  if (N == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0xb1)};
+  return {_mm512_permute_ps(a.v, N == 2 ? 0x4e : 0xb1)};
+}
 TGK_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -85,6 +93,14 @@ TGK_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_p
 TGK_INLINE void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
+}
+TGK_INLINE float first_lane(Vec a) { return _mm256_cvtss_f32(a.lo); }
+// Lane i is lane i ^ N of `a`.
+template <int N>
+TGK_INLINE Vec lanes_across(Vec a) {
+  if (N == 8) return {a.hi, a.lo};
+  if (N == 4) return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
+  return {_mm256_permute_ps(a.lo, N == 2 ? 0x4e : 0xb1), _mm256_permute_ps(a.hi, N == 2 ? 0x4e : 0xb1)};
 }
 TGK_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
@@ -170,6 +186,18 @@ TGK_INLINE void store(float* p, Vec x) {
   vst1q_f32(p + 4, x.b);
   vst1q_f32(p + 8, x.c);
   vst1q_f32(p + 12, x.d);
+}
+TGK_INLINE float first_lane(Vec x) { return vgetq_lane_f32(x.a, 0); }
+// Lane i is lane i ^ N of `x`.
+template <int N>
+TGK_INLINE float32x4_t across4(float32x4_t x) {
+  return N == 2 ? vextq_f32(x, x, 2) : vrev64q_f32(x);
+}
+template <int N>
+TGK_INLINE Vec lanes_across(Vec x) {
+  if (N == 8) return {x.c, x.d, x.a, x.b};
+  if (N == 4) return {x.b, x.a, x.d, x.c};
+  return {across4<N>(x.a), across4<N>(x.b), across4<N>(x.c), across4<N>(x.d)};
 }
 #define TGK_BINARY(name, op) \
   TGK_INLINE Vec name(Vec x, Vec y) { return {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}; }
@@ -257,21 +285,17 @@ TGK_INLINE void store_first(float* p, Vec a, int n) {
   memcpy(p, lanes, n * sizeof(float));
 }
 
-// The lanes' sum, and their largest, always in the same order.
-TGK_INLINE float sum_of_lanes(Vec a) {
-  float lanes[kLanes];
-  store(lanes, a);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-  return lanes[0];
+// All sixteen lanes joined by an op of two whose operands may change places, always in the same order: halves, quarters ...
+template <class Op>
+TGK_INLINE float join_lanes(Vec a, Op op) {
+  a = op(a, lanes_across<8>(a));
+  a = op(a, lanes_across<4>(a));
+  a = op(a, lanes_across<2>(a));
+  return first_lane(op(a, lanes_across<1>(a)));
 }
-TGK_INLINE float largest_of_lanes(Vec a) {
-  float lanes[kLanes];
-  store(lanes, a);
-  float largest = lanes[0];
-  for (int i = 1; i < kLanes; i++) largest = lanes[i] > largest ? lanes[i] : largest;
-  return largest;
-}
+TGK_INLINE float sum_of_lanes(Vec a) { return join_lanes(a, add); }
+// A lane that is NaN may be passed over.
+TGK_INLINE float largest_of_lanes(Vec a) { return join_lanes(a, max); }
 
 // e^x to about 2e-7 of its value; the ends of its range for an x beyond; NaN for NaN.
 TGK_INLINE Vec exponential(Vec x) {
