@@ -23,7 +23,6 @@ from text_generation_kernels.native.capture import NativeStep, StepRecorder, exa
 from text_generation_kernels.native.library import Instruction, Op
 from text_generation_kernels.native.ops import NativeCpuOps
 from text_generation_server.models.causal_lm import CausalLM
-from text_generation_server.sampling import Sampler, SampleRow, SamplingParameters
 
 LINEARS, HEAD, ATTENTION, ELEMENTWISE, SAMPLING = "linears", "head", "attention", "norms, rotary, rest", "sampling"
 PHASES = (LINEARS, HEAD, ATTENTION, ELEMENTWISE, SAMPLING)
@@ -58,7 +57,6 @@ class StepPhases:
         assert isinstance(ops, NativeCpuOps)
         self._model = model
         self._ops = ops
-        self._sampler = Sampler(ops)
         self._caches = [
             ops.new_kv_cache(num_blocks, BLOCK_SIZE, model.num_kv_heads_local, model.head_dim) for _ in model.layers
         ]
@@ -84,6 +82,9 @@ class StepPhases:
             one = copy.copy(recorder)
             one.recorded = part
             self._steps[phase] = NativeStep(ops, one, result, _MAX_TOKENS, max_rows)
+        nothing = copy.copy(recorder)
+        nothing.recorded = []
+        self._choice = NativeStep(ops, nothing, result, _MAX_TOKENS, max_rows)
         self._whole = NativeStep(ops, recorder, result, _MAX_TOKENS, max_rows)
 
     @property
@@ -94,13 +95,12 @@ class StepPhases:
 
     def run_kernels(self, inputs: StepInputs) -> None:
         """What a server's step computes: logits and, greedily, the next tokens."""
-        self._sample(self._whole(inputs))
+        self._whole.with_most_likely(inputs)
 
     def phase_runs(self, inputs: StepInputs) -> dict[str, Callable[[], object]]:
         """Each phase alone. What it reads is what was left in memory, mostly zeros; that changes no time here."""
-        logits = self._whole(inputs).clone()
         runs: dict[str, Callable[[], object]] = {phase: partial(step, inputs) for phase, step in self._steps.items()}
-        return {**runs, SAMPLING: partial(self._sample, logits)}
+        return {**runs, SAMPLING: partial(self._choice.with_most_likely, inputs)}
 
     def amounts(self, shape: Shape) -> dict[str, Amount]:
         """What each phase of a step of this shape must read and compute; nothing for those that hardly need memory."""
@@ -143,10 +143,6 @@ class StepPhases:
         logits = self._model.sampled_logits(inputs, self._caches)
         assert logits is not None
         return logits
-
-    def _sample(self, logits: Tensor) -> None:
-        rows = [SampleRow(SamplingParameters(), position=200) for _ in range(len(logits))]
-        self._sampler.sample(logits, rows).token_ids.tolist()
 
     def _phase(self, instruction: Instruction) -> str:
         op = Op(instruction.op)

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from text_generation_kernels.interface import CapturedStep, CaptureRefused, Device, KVCache, StepInputs
+from text_generation_kernels.interface import (
+    CapturedStep,
+    CaptureRefused,
+    Device,
+    KVCache,
+    MostLikelyOnHost,
+    StepInputs,
+)
 from text_generation_proto import generate_pb2 as pb
 from text_generation_server.models.causal_lm import CausalLM
 from text_generation_server.parallel import TensorParallelGroup
@@ -48,6 +55,17 @@ class CacheShape:
     block_size: int
     max_sequences: int
     max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a step's forward pass gave this rank."""
+
+    logits: Tensor | None = (
+        None  # [num_logits, vocab_size] float32; None on ranks other than 0, and when no row samples
+    )
+    found: MostLikelyOnHost | None = None  # of the logits, where it came with them
+    scored: tuple[tuple[ScoredSpan, Tensor], ...] = ()  # as in LaunchedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +159,34 @@ class Engine:
     def step(self, request: pb.StepRequest) -> pb.StepResponse:
         return self.finish(self.launch(request))
 
-    @torch.inference_mode()
     def launch(self, request: pb.StepRequest) -> LaunchedStep:
         """Apply a step's differences and put its forward pass and sampling on the device."""
+        if torch.is_inference_mode_enabled():  # for many steps at once: to enter and leave it takes 50 us
+            return self._launch(request)
+        with torch.inference_mode():
+            return self._launch(request)
+
+    def _launch(self, request: pb.StepRequest) -> LaunchedStep:
         table = self._allocated_table()
         launched_ns = time.perf_counter_ns()
         table.apply(request)
         batch = table.batch(request)
-        logits, scored = self._compute(batch)
+        computed = self._compute(batch)
         sampling_ns = time.perf_counter_ns()
         row_num_sampled: tuple[int, ...] = ()
         kept: tuple[int, ...] = ()
         if batch.guesses is None:
-            samples = self._sample(table, batch, logits)
+            samples = self._sample(table, batch, computed)
         else:
-            samples, row_num_sampled, kept = self._sample_guessed(table, batch, batch.guesses, logits)
+            samples, row_num_sampled, kept = self._sample_guessed(table, batch, batch.guesses, computed)
         return LaunchedStep(
             step_id=request.step_id,
             samples=samples,
             row_num_sampled=row_num_sampled,
             sampled_table_index=batch.sampled_table_index,
-            logits=logits,
+            logits=computed.logits,
             kept=kept,
-            scored=scored,
+            scored=computed.scored,
             launched_ns=launched_ns,
             sampling_ns=sampling_ns,
         )
@@ -176,7 +199,7 @@ class Engine:
         response = pb.StepResponse(step_id=launched.step_id, row_num_sampled=launched.row_num_sampled)
         samples = launched.samples
         if samples is not None:
-            response.token_ids.extend(samples.token_ids.tolist())
+            response.token_ids.extend(samples.read_token_ids())
             for column, values in samples.read_numbers().items():
                 getattr(response, column).extend(values)
             if samples.top is not None:
@@ -232,39 +255,53 @@ class Engine:
             logger.info("steps run op by op: %s", refused)
             return None
 
-    def _compute(self, batch: StepBatch) -> tuple[Tensor | None, tuple[tuple[ScoredSpan, Tensor], ...]]:
-        """Logits of the rows that sample (None on ranks other than 0, and where none does), and scores of prompts."""
+    def _compute(self, batch: StepBatch) -> _Computed:
+        """Logits of the rows that sample, and scores of prompts."""
         inputs = StepInputs(batch.token_ids, batch.step, batch.sampled_token_index)
         if self._captured is not None and not batch.scored and self._captured.fits(inputs):
-            logits = self._captured(inputs)
-            return self.model.head.gather(logits) if batch.sampled_table_index else None, ()
+            if not batch.sampled_table_index:
+                self._captured(inputs)
+                return _Computed()
+            if self.group.world_size > 1:  # this rank's columns are not all
+                return _Computed(self.model.head.gather(self._captured(inputs)))
+            own, found = self._captured.with_most_likely(inputs)
+            return _Computed(self.model.head.gather(own) if found is None else own, found)
         hidden = self.model.forward(batch.token_ids, batch.step, self._kv_caches)
         scored = self._score_prompts(batch, hidden)
         if not batch.sampled_table_index:
-            return None, scored
-        return self.model.logits(self.device.ops.embedding(batch.sampled_token_index, hidden)), scored
+            return _Computed(scored=scored)
+        logits = self.model.logits(self.device.ops.embedding(batch.sampled_token_index, hidden))
+        return _Computed(logits, scored=scored)
 
-    def _sample(self, table: SequenceTable, batch: StepBatch, logits: Tensor | None) -> SampleResult | None:
+    def _sample(self, table: SequenceTable, batch: StepBatch, computed: _Computed) -> SampleResult | None:
         """Sample on rank 0 and tell the ids to all, so that ranks cannot disagree."""
         indices = batch.sampled_table_index
         if not indices:
             return None
         samples: SampleResult | None = None
+        logits = computed.logits
         if logits is not None:
             if not batch.masks and all(table.is_plain[index] for index in indices):
-                samples = self._sampler.likeliest(logits)
+                samples = self._sampler.likeliest(logits, computed.found)
             else:
-                samples = self._sampler.sample(logits, self._sample_rows(table, indices, batch.masks))
-        token_ids = self.group.broadcast_ids(None if samples is None else samples.token_ids, len(indices))
-        table.append_sampled(indices, token_ids)
+                rows = self._sample_rows(table, indices, batch.masks)
+                samples = self._sampler.sample(logits, rows, computed.found)
+        table.append_sampled(indices, self._broadcast(samples, len(indices)))
         return samples
+
+    def _broadcast(self, samples: SampleResult | None, num_ids: int) -> Tensor | list[int]:
+        """The token ids of rank 0's samples, which are None on the others."""
+        token_ids = None if samples is None else samples.token_ids
+        if isinstance(token_ids, list):  # found by the captured step, and so by a rank of its own
+            return token_ids
+        return self.group.broadcast_ids(token_ids, num_ids)
 
     def _sample_guessed(
         self,
         table: SequenceTable,
         batch: StepBatch,
         guesses: tuple[tuple[int, ...], ...],
-        logits: Tensor | None,
+        computed: _Computed,
     ) -> tuple[SampleResult | None, tuple[int, ...], tuple[int, ...]]:
         """Sample behind every row's last known token and behind each guess, and keep what is right.
 
@@ -275,25 +312,24 @@ class Engine:
         """
         indices = batch.sampled_table_index
         samples: SampleResult | None = None
-        if logits is not None:
+        if computed.logits is not None:
             rows = [
                 self._sample_row(table, index, batch.masks.get(index), num_guesses)
                 for index, guessed in zip(indices, guesses, strict=True)
                 for num_guesses in range(len(guessed) + 1)
             ]
-            samples = self._sampler.sample(logits, rows)
-        sampled = self.group.broadcast_ids(
-            None if samples is None else samples.token_ids, len(batch.sampled_token_index)
-        ).tolist()
+            samples = self._sampler.sample(computed.logits, rows, computed.found)
+        token_ids = self._broadcast(samples, len(batch.sampled_token_index))
+        sampled = token_ids if isinstance(token_ids, list) else token_ids.tolist()
         kept: list[int] = []  # places in `sampled`
         row_token_ids: list[list[int]] = []
         first = 0
         for guessed in guesses:
-            token_ids = sampled[first : first + len(guessed) + 1]
-            num_right = _num_right(guessed, token_ids)
+            of_row = sampled[first : first + len(guessed) + 1]
+            num_right = _num_right(guessed, of_row)
             kept.extend(range(first, first + num_right + 1))
-            row_token_ids.append(token_ids[: num_right + 1])
-            first += len(token_ids)
+            row_token_ids.append(of_row[: num_right + 1])
+            first += len(of_row)
         table.append_guessed(indices, row_token_ids)
         return None if samples is None else samples.select(kept), tuple(map(len, row_token_ids)), tuple(kept)
 

@@ -254,19 +254,26 @@ class SequenceTable:
                     spans.append(ScoredSpan(table_index, first, last - first + 1, int(cu_seqlens[row])))
         return spans
 
-    def append_sampled(self, table_indices: Sequence[int], token_ids: Tensor) -> None:
-        """Write a step's samples behind their sequences, one each. token_ids: [num_sampled] int64 on the device."""
+    def append_sampled(self, table_indices: Sequence[int], token_ids: Tensor | list[int]) -> None:
+        """Write a step's samples behind their sequences, one each.
+
+        Args:
+            token_ids: [num_sampled] int64 on the device, or a list of as many.
+        """
         # A sequence that the router has ended already may run one wasted row more, at the very end of its table row.
         last = self.max_total_tokens - 1
         if self._decode_views is not None:
             views = self._decode_views
-            for index, token_id in zip(table_indices, token_ids.tolist(), strict=True):
+            known = token_ids if isinstance(token_ids, list) else token_ids.tolist()
+            for index, token_id in zip(table_indices, known, strict=True):
                 num_known = views.num_known[index]
                 views.token_ids[index, min(num_known, last)] = token_id
                 views.num_known[index] = num_known + 1
             return
         indices: IntArray = np.array(table_indices, dtype=np.int64)
         columns = torch.from_numpy(np.minimum(self._num_known[indices], last)).to(self._device)
+        if isinstance(token_ids, list):
+            token_ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
         self.token_ids[torch.from_numpy(indices).to(self._device), columns] = token_ids
         self._num_known[indices] += 1
 

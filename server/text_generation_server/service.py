@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
+import torch
 
 from text_generation_cli import __version__
 from text_generation_cli.program import describe
@@ -186,8 +187,12 @@ class ShardService(ShardServicer):
             response = self._step(pb.StepRequest.FromString(message))
             return response.SerializeToString() if rank == 0 else None
 
+        def answer_all() -> None:
+            with torch.inference_mode():
+                answer_steps(connection, answer)
+
         loop = asyncio.get_running_loop()
-        answering = loop.run_in_executor(self._device_thread, answer_steps, connection, answer)
+        answering = loop.run_in_executor(self._device_thread, answer_all)
         try:
             await answering
         finally:

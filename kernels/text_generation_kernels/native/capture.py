@@ -10,16 +10,25 @@ against the function on other rows before it is trusted.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from text_generation_kernels.interface import CapturedStep, CaptureRefused, StepFunction, StepInputs, StepMetadata
+from text_generation_kernels.interface import (
+    CapturedStep,
+    CaptureRefused,
+    MostLikely,
+    MostLikelyOnHost,
+    StepFunction,
+    StepInputs,
+    StepMetadata,
+)
 from text_generation_kernels.native import library as c
 from text_generation_kernels.native.library import Ids, Op, Rows
-from text_generation_kernels.native.ops import NativeCpuOps, StepArguments
+from text_generation_kernels.native.ops import NativeCpuOps, StepArguments, most_likely_arguments
 
 # Results begin at whole cache lines.
 _ALIGNMENT_FLOATS = 16
@@ -185,6 +194,16 @@ class _Segment:
     then: _Outside | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Where a step of so many rows leaves its logits, and the most likely tokens if they were asked for."""
+
+    logits: Tensor
+    best: MostLikely
+    ids: ctypes.Array[ctypes.c_int64]  # memory of `best`, as is the next
+    log_sums: ctypes.Array[ctypes.c_float]
+
+
 class NativeStep(CapturedStep):
     """A recorded step over memory of its own."""
 
@@ -206,7 +225,7 @@ class NativeStep(CapturedStep):
             tensor = self._memory[first : first + limits[value.rows] * value.width]
             return _Memory(tensor.view(limits[value.rows], *value.keeper.shape[1:]), value.rows)
 
-        self._instructions = (c.Instruction * len(recorder.recorded))()
+        self._instructions = (c.Instruction * (len(recorder.recorded) + 1))()
         self._segments: list[_Segment] = []
         first = count = 0
         for recorded in recorder.recorded:
@@ -221,7 +240,10 @@ class NativeStep(CapturedStep):
                 first, count = first + count, 0
         self._segments.append(_Segment(first, count, None))
         self._result = memory_of(result)
-        self._results: dict[int, Tensor] = {}  # its first rows, by how many
+        # Behind the last segment stands one instruction more, which is run where it is asked for.
+        self._vocab_size = self._result.tensor.shape[-1]
+        self._best = _choose_likeliest(self._instructions[first + count], self._result)
+        self._results: dict[int, _Result] = {}  # by number of rows
 
     def _place(self, index: int, recorded: _Recorded, start: int, limits: Mapping[Rows, int]) -> None:
         self._instructions[index] = recorded.instruction
@@ -232,24 +254,50 @@ class NativeStep(CapturedStep):
                 arguments.table_rows = limits[pointer.value.rows]
 
     def __call__(self, inputs: StepInputs) -> Tensor:
-        if not self.fits(inputs):
+        return self._run(inputs, 0).logits
+
+    def with_most_likely(self, inputs: StepInputs) -> tuple[Tensor, MostLikelyOnHost]:
+        result = self._run(inputs, 1)
+        return result.logits, MostLikelyOnHost(result.best, self._vocab_size, result.ids[:], result.log_sums[:])
+
+    def _run(self, inputs: StepInputs, num_more: int) -> _Result:
+        """Run all segments, and `num_more` instructions behind the last."""
+        num_tokens = self._step.set_rows(inputs.step)
+        num_sampled = self._step.set_tokens(inputs.token_ids, inputs.sampled)
+        if num_tokens > self.max_tokens or num_sampled > self.max_sampled:
             raise ValueError(
-                f"a step of {inputs.step.num_tokens} tokens, {len(inputs.sampled)} of them sampled, was given to one "
-                f"captured for {self.max_tokens} and {self.max_sampled}"
+                f"a step of {num_tokens} tokens, {num_sampled} of them sampled, was given to one captured for "
+                f"{self.max_tokens} and {self.max_sampled}"
             )
-        self._step.set_rows(inputs.step)
-        self._step.set_tokens(inputs.token_ids, inputs.sampled)
-        num_tokens, num_sampled = inputs.step.num_tokens, inputs.sampled.shape[0]
-        counts = {Rows.TOKENS: num_tokens, Rows.SAMPLED: num_sampled}
         for segment in self._segments:
-            if segment.count:
-                self._team.run(self._instructions, segment.count, self._step.struct, first=segment.first)
+            count = segment.count if segment.then is not None else segment.count + num_more
+            if count:
+                self._team.run(self._instructions, count, self._step.struct, first=segment.first)
             if segment.then is not None:
-                segment.then.run(inputs, counts)
-        num_rows = counts[self._result.rows]
-        if num_rows not in self._results:
-            self._results[num_rows] = self._result.rows_of(counts)
-        return self._results[num_rows]
+                segment.then.run(inputs, {Rows.TOKENS: num_tokens, Rows.SAMPLED: num_sampled})
+        num_rows = num_sampled if self._result.rows is Rows.SAMPLED else num_tokens
+        result = self._results.get(num_rows)
+        if result is None:
+            result = self._results[num_rows] = self._result_of(num_rows)
+        return result
+
+    def _result_of(self, num_rows: int) -> _Result:
+        best = MostLikely(*(numbers[:num_rows] for numbers in self._best))
+        return _Result(
+            logits=self._result.tensor[:num_rows],
+            best=best,
+            ids=(ctypes.c_int64 * num_rows).from_address(best.ids.data_ptr()),
+            log_sums=(ctypes.c_float * num_rows).from_address(best.log_sums.data_ptr()),
+        )
+
+
+def _choose_likeliest(instruction: c.Instruction, logits: _Memory) -> MostLikely:
+    """Make an instruction one that finds the most likely tokens of a step's logits. Returns: where it puts them."""
+    most = len(logits.tensor)
+    best = MostLikely(torch.empty(most, dtype=torch.int64), *torch.empty(2, most).unbind())
+    instruction.op, instruction.rows = Op.MOST_LIKELY, logits.rows
+    instruction.arguments.most_likely = most_likely_arguments(logits.tensor, best)
+    return best
 
 
 def place_values(values: list[_Value], limits: Mapping[Rows, int]) -> int:

@@ -257,14 +257,10 @@ class NativeCpuOps(Ops):
 
     def most_likely(self, logits: Tensor) -> MostLikely:
         _check("most_likely", "logits", logits, torch.float32, (None, None))
-        num_rows, vocab_size = logits.shape
-        ids = torch.empty(num_rows, dtype=torch.int64)
-        values, log_sums = torch.empty(2, num_rows).unbind()
-        arguments = c.MostLikely(
-            logits.data_ptr(), logits.stride(0), vocab_size, ids.data_ptr(), values.data_ptr(), log_sums.data_ptr()
-        )
-        self._choose(Op.MOST_LIKELY, arguments, c.Step(num_tokens=num_rows))
-        return MostLikely(ids, values, log_sums)
+        num_rows = len(logits)
+        best = MostLikely(torch.empty(num_rows, dtype=torch.int64), *torch.empty(2, num_rows).unbind())
+        self._choose(Op.MOST_LIKELY, most_likely_arguments(logits, best), c.Step(num_tokens=num_rows))
+        return best
 
     def top_k(self, logits: Tensor, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
         _check("top_k", "logits", logits, torch.float32, (None, None))
@@ -345,39 +341,61 @@ class StepArguments:
         self._pointed: dict[str, tuple[Tensor, tuple[int | None, ...]]] = {}  # by field
         self._lengths: tuple[int, ...] = ()  # what cu_seqlens_q was filled from
         self._cu_seqlens_q = (ctypes.c_int64 * 1)()
-        self._kv_lens = (ctypes.c_int64 * 1)()
+        self._kv_lens = (ctypes.c_int64 * 0)()
 
-    def set_rows(self, step: StepMetadata) -> None:
-        """Rows, lengths, block tables and slots of a step."""
+    def set_rows(self, step: StepMetadata) -> int:
+        """Rows, lengths, block tables and slots of a step. Returns: its number of tokens."""
         num_rows, num_tokens = step.num_rows, step.num_tokens
+        struct = self.struct
         self._point("slot_mapping", step.slot_mapping, torch.int32, (num_tokens,))
-        self._point("block_tables", step.block_tables, torch.int32, (num_rows, None))
+        if self._point("block_tables", step.block_tables, torch.int32, (num_rows, None)):
+            if not step.block_tables.is_contiguous():
+                raise KernelError("step: block_tables is not contiguous")
+            struct.max_blocks = step.block_tables.shape[1]
         self._point("positions", step.positions, torch.int64, (num_tokens,))
         if len(step.cu_seqlens_q) != num_rows + 1:
             raise KernelError(f"step: {len(step.cu_seqlens_q)} cu_seqlens_q for {num_rows} rows")
-        if not step.block_tables.is_contiguous():
-            raise KernelError("step: block_tables is not contiguous")
-        struct = self.struct
-        struct.num_tokens, struct.num_rows, struct.max_blocks = num_tokens, num_rows, step.block_tables.shape[1]
+        struct.num_tokens, struct.num_rows = num_tokens, num_rows
         if step.cu_seqlens_q is not self._lengths:
             self._lengths = step.cu_seqlens_q
             self._cu_seqlens_q = (ctypes.c_int64 * (num_rows + 1))(*step.cu_seqlens_q)
             struct.cu_seqlens_q = ctypes.addressof(self._cu_seqlens_q)
-        self._kv_lens = (ctypes.c_int64 * num_rows)(*step.kv_lens)
-        struct.kv_lens = ctypes.addressof(self._kv_lens)
+        if len(self._kv_lens) != num_rows:
+            self._kv_lens = (ctypes.c_int64 * num_rows)()
+            struct.kv_lens = ctypes.addressof(self._kv_lens)
+        self._kv_lens[:] = list(step.kv_lens)
+        return num_tokens
 
-    def set_tokens(self, token_ids: Tensor, sampled: Tensor) -> None:
-        """The step's token ids, and which of its tokens are sampled."""
-        self._point("token_ids", token_ids, torch.int64, (self.struct.num_tokens,))
-        self._point("sampled", sampled, torch.int64, (None,))
-        self.struct.num_sampled = sampled.shape[0]
+    def set_tokens(self, token_ids: Tensor, sampled: Tensor) -> int:
+        """The step's token ids, and which of its tokens are sampled. Returns: how many those are."""
+        struct = self.struct
+        self._point("token_ids", token_ids, torch.int64, (struct.num_tokens,))
+        if self._point("sampled", sampled, torch.int64, (None,)):
+            struct.num_sampled = sampled.shape[0]
+        return int(struct.num_sampled)
 
-    def _point(self, field: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    def _point(self, field: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> bool:
+        """Returns: whether it was looked at."""
         pointed, checked = self._pointed.get(field, (None, ()))
-        if tensor is not pointed or shape != checked:
-            _check("step", field, tensor, dtype, shape)
-            setattr(self.struct, field, tensor.data_ptr())
-            self._pointed[field] = tensor, shape
+        if tensor is pointed and shape == checked:
+            return False
+        self._pointed.pop(field, None)  # until it has turned out to be sound
+        _check("step", field, tensor, dtype, shape)
+        setattr(self.struct, field, tensor.data_ptr())
+        self._pointed[field] = tensor, shape
+        return True
+
+
+def most_likely_arguments(logits: Tensor, best: MostLikely) -> c.MostLikely:
+    """Of logits that have been checked. best: where the results go, with as many rows."""
+    return c.MostLikely(
+        logits.data_ptr(),
+        logits.stride(0),
+        logits.shape[1],
+        best.ids.data_ptr(),
+        best.values.data_ptr(),
+        best.log_sums.data_ptr(),
+    )
 
 
 def _check(op: str, name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:

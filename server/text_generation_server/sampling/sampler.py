@@ -6,13 +6,15 @@ rows stand beside it. Which steps a row needs is decided here; the ones over the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from text_generation_kernels.interface import Ops
+from text_generation_kernels.interface import MostLikelyOnHost, Ops
 from text_generation_server.sampling.logprobs import TopTokens, token_logprobs, top_tokens
 from text_generation_server.sampling.noise import uniform
 from text_generation_server.sampling.parameters import SampleRow
@@ -31,11 +33,15 @@ from text_generation_server.sampling.watermark import Watermark
 class SampleResult:
     """What a step's rows got, in row order."""
 
-    token_ids: Tensor  # [num_rows] int64 on the logits' device
+    token_ids: Tensor | list[int]  # [num_rows] int64 on the logits' device, or a list on the host
     # Of the chosen tokens, by their column of a StepResponse: [num_rows] each on the logits' device, or a list on the
     # host. `logprobs` is float32 and of the model's own logits; `watch.is_faulty` where a row has none to choose by.
     numbers: dict[str, Tensor | list[float]]
     top: TopTokens | None  # on the host; None when no row asked
+
+    def read_token_ids(self) -> list[int]:
+        """The tokens on the host; waits for the device where they are not."""
+        return self.token_ids if isinstance(self.token_ids, list) else self.token_ids.tolist()
 
     def read_numbers(self) -> dict[str, list[float]]:
         """The numbers on the host; waits for the device where they are not."""
@@ -45,13 +51,18 @@ class SampleResult:
 
     def select(self, rows: Sequence[int]) -> SampleResult:
         """The results of some rows, in that order."""
-        places = torch.tensor(rows, dtype=torch.int64, device=self.token_ids.device)
         top = None if self.top is None else self.top.select(rows)
-        numbers = {
-            column: [values[row] for row in rows] if isinstance(values, list) else values[places]
-            for column, values in self.numbers.items()
-        }
-        return SampleResult(self.token_ids[places], numbers, top)
+        numbers = {column: _select(values, rows) for column, values in self.numbers.items()}
+        return SampleResult(_select(self.token_ids, rows), numbers, top)
+
+
+T = TypeVar("T")
+
+
+def _select(values: Tensor | list[T], rows: Sequence[int]) -> Tensor | list[T]:
+    if isinstance(values, list):
+        return [values[row] for row in rows]
+    return values[torch.tensor(rows, dtype=torch.int64, device=values.device)]
 
 
 class Sampler:
@@ -66,12 +77,21 @@ class Sampler:
         self._ops = ops
         self._watermark = watermark or Watermark()
 
-    def likeliest(self, logits: Tensor) -> SampleResult:
+    def likeliest(self, logits: Tensor, found: MostLikelyOnHost | None = None) -> SampleResult:
         """What `sample` gives for rows that are all plain."""
+        if found is not None:
+            return SampleResult(found.ids, {"logprobs": likeliest_logprobs(found.log_sums, found.vocab_size)}, top=None)
         best = self._ops.most_likely(logits)
-        return SampleResult(best.ids, {"logprobs": likeliest_logprobs(logits, best, self._ops.saturates_at)}, top=None)
+        logprobs: Tensor | list[float]
+        if logits.device.type == "cpu" and self._ops.saturates_at == math.inf:
+            # Four calls of torch on a few numbers take 0.15 ms there.
+            logprobs = likeliest_logprobs(best.log_sums.tolist(), logits.shape[-1])
+        else:
+            own = token_logprobs(logits, best.ids, best)
+            logprobs = mark_faulty(own, logits, best, self._ops.saturates_at)
+        return SampleResult(best.ids, {"logprobs": logprobs}, top=None)
 
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampleResult:
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow], found: MostLikelyOnHost | None = None) -> SampleResult:
         """Choose one token for each row.
 
         Watermark, repetition penalty, frequency penalty, OpenAI's penalties, logit bias, the grammar's mask; then, for
@@ -81,10 +101,11 @@ class Sampler:
         Args:
             logits: [num_rows, vocab_size] float32, contiguous, as the model made them; not changed.
             rows: one record a row of logits.
+            found: what the ops find in the logits, where it is known already.
         """
         if all(row.is_plain for row in rows):
-            return self.likeliest(logits)
-        best = self._ops.most_likely(logits)
+            return self.likeliest(logits, found)
+        best = self._ops.most_likely(logits) if found is None else found.tensors
         token_ids = best.ids.clone()
         as_they_are = [index for index, row in enumerate(rows) if not row.is_adjusted]
         self._draw(token_ids, logits, rows, as_they_are, as_they_are)

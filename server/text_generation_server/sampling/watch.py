@@ -10,6 +10,7 @@ Looks at logits as the model made them: -inf that grammars, filters or biases pu
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 
 from text_generation_kernels.interface import MostLikely
-from text_generation_server.sampling.logprobs import token_logprobs
 
 # No log-probability is above 0; and unlike NaN, a chip that saturates keeps it.
 _FAULTY = 1.0
@@ -40,16 +40,20 @@ def mark_faulty(logprobs: Tensor, logits: Tensor, best: MostLikely, saturates_at
     return torch.where(sound, logprobs, _FAULTY)
 
 
-def likeliest_logprobs(logits: Tensor, best: MostLikely, saturates_at: float) -> Tensor | list[float]:
-    """`mark_faulty` of the log-probabilities of the most likely tokens; arguments and values as there.
+def likeliest_logprobs(log_sums: list[float], vocab_size: int) -> list[float]:
+    """`mark_faulty` of the log-probabilities of the most likely tokens, where nothing saturates; values as there.
 
-    Returns: a list where logits are on the host. There four calls of torch on a few numbers take 0.15 ms, as nothing of
-    it is in the caches after a model's kernels.
+    Args:
+        log_sums: of all rows.
     """
-    if logits.device.type == "cpu" and saturates_at == math.inf:
-        most = float(np.float32(math.log(logits.shape[-1]) - _SPREAD))
-        return [0.0 - log_sum if log_sum <= most else _FAULTY for log_sum in best.log_sums.tolist()]
-    return mark_faulty(token_logprobs(logits, best.ids, best), logits, best, saturates_at)
+    most = _largest_log_sum(vocab_size)
+    return [0.0 - log_sum if log_sum <= most else _FAULTY for log_sum in log_sums]
+
+
+@functools.lru_cache(maxsize=8)
+def _largest_log_sum(vocab_size: int) -> float:
+    """Of a row that is sound, as the float32 number that `mark_faulty` compares with."""
+    return float(np.float32(math.log(vocab_size) - _SPREAD))
 
 
 def is_faulty(logprob: float) -> bool:

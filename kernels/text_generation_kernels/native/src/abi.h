@@ -127,7 +127,7 @@ struct TgkAttention {
   float scale;
 };
 
-// The rest choose tokens. They are run by themselves, not in a list of instructions.
+// The rest choose tokens. A list may end with MOST_LIKELY; the others are run by themselves.
 struct TgkMostLikely {
   const float* logits;  // [rows, vocab_size]
   int64_t stride;

@@ -26,12 +26,22 @@ static int64_t scratch_bytes(const TgkInstruction& instruction, const TgkStep&, 
   return 0;
 }
 
+static int64_t num_rows_of(const TgkInstruction& instruction, const TgkStep& step) {
+  return instruction.rows == TGK_TOKENS ? step.num_tokens : step.num_sampled;
+}
+
 static int64_t shared_bytes(const TgkInstruction& instruction, const TgkStep& step, int num_threads) {
-  return instruction.op == TGK_ATTENTION ? attention_shared_bytes(instruction.attention, step, num_threads) : 0;
+  switch (instruction.op) {
+    case TGK_ATTENTION:
+      return attention_shared_bytes(instruction.attention, step, num_threads);
+    case TGK_MOST_LIKELY:
+      return most_likely_shared_bytes(instruction.most_likely, num_rows_of(instruction, step));
+  }
+  return 0;
 }
 
 static void run(const TgkInstruction& instruction, const TgkStep& step, Team& team, int thread) {
-  const int64_t num_rows = instruction.rows == TGK_TOKENS ? step.num_tokens : step.num_sampled;
+  const int64_t num_rows = num_rows_of(instruction, step);
   const Span rows = part_of(num_rows, thread, team.size());
   switch (instruction.op) {
     case TGK_LINEAR:
@@ -50,7 +60,7 @@ static void run(const TgkInstruction& instruction, const TgkStep& step, Team& te
     case TGK_ATTENTION:
       return attention(instruction.attention, step, team, thread);
     case TGK_MOST_LIKELY:
-      return most_likely(instruction.most_likely, rows);
+      return most_likely(instruction.most_likely, num_rows, team, thread, team.scratch(team.size(), 0));
     case TGK_TOP_K:
       return top_k(instruction.top_k, step.token_ids, rows, team.scratch(thread, 0));
     case TGK_DRAW:

@@ -1,8 +1,9 @@
 // From a row of logits to a token: the best one, the best few, or one drawn after temperature and filters.
 //
-// Threads share out rows, so that a row's sums have one order. No row is sorted: the best few are kept in a heap while
-// the row is read, and a filter's cut is found by the bits of its keys, from the highest on. Sums of probabilities are
-// made in float32 over blocks of 256 tokens, and of those in double.
+// Threads share out rows, and for the best one pieces of rows that are cut at fixed places, so that a row's sums have
+// one order. No row is sorted: the best few are kept in a heap while the row is read, and a filter's cut is found by the
+// bits of its keys, from the highest on. Sums of probabilities are made in float32 over blocks of 256 tokens, and of
+// those in double.
 //
 // A row of NaN, which only a broken model gives, still ends in a token of the vocabulary.
 #pragma once
@@ -10,6 +11,7 @@
 #include <math.h>
 
 #include "abi.h"
+#include "team.h"
 #include "vector.h"
 
 namespace tgk {
@@ -57,23 +59,60 @@ TGK_INLINE Largest largest_of(const float* row, int64_t size) {
   return found;
 }
 
-void most_likely(const TgkMostLikely& a, Span rows) {
-  for (int64_t index = rows.begin; index < rows.end; index++) {
-    const float* row = a.logits + index * a.stride;
-    const Largest best = largest_of(row, a.vocab_size);
-    const Vec top = splat(best.value);
-    double total = 0;
-    for (int64_t first = 0; first < a.vocab_size; first += kBlock) {
-      const int64_t end = smaller(a.vocab_size, first + kBlock);
-      Vec sum = zero();
-      for (int64_t i = first; i < end; i += kLanes)
-        sum = add(sum, exponential(sub(load_some(row + i, end - i, -INFINITY), top)));
-      total += sum_of_lanes(sum);
-    }
-    a.ids[index] = best.id;
-    a.values[index] = best.value;
-    a.log_sums[index] = (float)log(total);
+// A row is cut into pieces at the same places whatever the threads are: each finds its own best token and its sum
+// relative to that, while it is in the nearest cache, and pieces are then put together in order.
+constexpr int64_t kRowPiece = 8 * kBlock;
+
+struct RowPiece {
+  Largest best;
+  double sum;  // of e^(logit - best.value); where all are -inf, of their own exponentials: no number or next to nothing
+};
+
+TGK_INLINE int64_t pieces_of_row(const TgkMostLikely& a) { return ceil_div(a.vocab_size, kRowPiece); }
+
+TGK_INLINE int64_t most_likely_shared_bytes(const TgkMostLikely& a, int64_t num_rows) {
+  return num_rows * pieces_of_row(a) * (int64_t)sizeof(RowPiece);
+}
+
+TGK_INLINE RowPiece piece_of(const float* row, int64_t size) {
+  RowPiece piece{largest_of(row, size), 0};
+  const Vec top = splat(piece.best.value == -INFINITY ? 0.0f : piece.best.value);
+  for (int64_t first = 0; first < size; first += kBlock) {
+    const int64_t end = smaller(size, first + kBlock);
+    Vec sum = zero();
+    for (int64_t i = first; i < end; i += kLanes)
+      sum = add(sum, exponential(sub(load_some(row + i, end - i, -INFINITY), top)));
+    piece.sum += sum_of_lanes(sum);
   }
+  return piece;
+}
+
+TGK_INLINE void join_pieces(const TgkMostLikely& a, const RowPiece* pieces, int64_t index) {
+  const int64_t count = pieces_of_row(a);
+  int64_t best = 0;
+  for (int64_t i = 1; i < count; i++)
+    if (pieces[i].best.value > pieces[best].best.value) best = i;
+  const float top = pieces[best].best.value;
+  double total = 0;
+  // A NaN stays one when it is multiplied by 0; -inf less -inf is one, as a row of nothing else has no probabilities.
+  for (int64_t i = 0; i < count; i++) total += pieces[i].sum * exp((double)pieces[i].best.value - top);
+  a.ids[index] = best * kRowPiece + pieces[best].best.id;
+  a.values[index] = top;
+  a.log_sums[index] = (float)log(total);
+}
+
+// shared: memory of all threads, of `most_likely_shared_bytes`.
+void most_likely(const TgkMostLikely& a, int64_t num_rows, Team& team, int thread, char* shared) {
+  RowPiece* pieces = (RowPiece*)shared;
+  const int64_t per_row = pieces_of_row(a);
+  const Span own = part_of(num_rows * per_row, thread, team.size());
+  for (int64_t item = own.begin; item < own.end; item++) {
+    const int64_t first = item % per_row * kRowPiece;
+    pieces[item] = piece_of(a.logits + item / per_row * a.stride + first, smaller(kRowPiece, a.vocab_size - first));
+  }
+  team.barrier();
+  const Span rows = part_of(num_rows, thread, team.size());
+  for (int64_t index = rows.begin; index < rows.end; index++) join_pieces(a, pieces + index * per_row, index);
 }
 
 struct Ranked {
