@@ -125,7 +125,7 @@ TGK_INLINE void silu_and_mul_row(const float* gate, const float* up, float* out,
 }
 
 // Items are pieces of kSiluPiece columns of a row.
-constexpr int64_t kSiluPiece = 512;
+constexpr int64_t kSiluPiece = 256;
 
 void silu_and_mul(const TgkSilu& a, int64_t num_rows, int thread, int num_threads) {
   const int64_t pieces = ceil_div(a.width, kSiluPiece);
@@ -137,26 +137,69 @@ void silu_and_mul(const TgkSilu& a, int64_t num_rows, int thread, int num_thread
   }
 }
 
+// `count` of sixteen lanes from p, the others zeros: what pads the last dimensions of a head.
+TGK_INLINE Vec load_up_to(const float* p, int64_t count) { return count >= kLanes ? load(p) : load_first(p, (int)count); }
+
 template <class Format>
-TGK_INLINE void store_token(const TgkStoreKV& a, int64_t row, int64_t slot) {
+TGK_INLINE Piece<Format> piece_of(const TgkCache& cache, int64_t slot, int64_t head) {
+  return {cache, slot / cache.block_size, head, slot % cache.block_size / kLanes};
+}
+
+template <class Format>
+void store_token(const TgkStoreKV& a, int64_t row, int64_t slot) {
+  const int64_t size = a.cache.head_dim;
   for (int64_t head = 0; head < a.cache.num_kv_heads; head++) {
-    const Piece<Format> piece(a.cache, slot / a.cache.block_size, head, slot % a.cache.block_size / kLanes);
-    const int64_t token = slot % kLanes;
-    const float* k = a.k + row * a.k_stride + head * a.cache.head_dim;
-    const float* v = a.v + row * a.v_stride + head * a.cache.head_dim;
-    for (int64_t i = 0; i < a.cache.head_dim; i++) piece.set_key(token, i, k[i]);
-    for (int64_t i = 0; i < a.cache.head_dim; i++) piece.set_value(token, i, v[i]);
+    const Piece<Format> piece = piece_of<Format>(a.cache, slot, head);
+    const float *k = a.k + row * a.k_stride + head * size, *v = a.v + row * a.v_stride + head * size;
+    for (int64_t i = 0; i < size; i += kLanes) {
+      piece.set_key(slot % kLanes, i, load_up_to(k + i, size - i));
+      piece.set_value(slot % kLanes, i, load_up_to(v + i, size - i));
+    }
+  }
+}
+
+// Sixteen rows that are a whole piece, in order.
+template <class Format>
+void store_piece(const TgkStoreKV& a, int64_t row, int64_t slot) {
+  const int64_t size = a.cache.head_dim;
+  for (int64_t head = 0; head < a.cache.num_kv_heads; head++) {
+    const Piece<Format> piece = piece_of<Format>(a.cache, slot, head);
+    const float *k = a.k + row * a.k_stride + head * size, *v = a.v + row * a.v_stride + head * size;
+    for (int64_t i = 0; i < size; i += kLanes) {
+      Vec tokens[kLanes];
+      TGK_UNROLL for (int t = 0; t < kLanes; t++) tokens[t] = load_up_to(k + t * a.k_stride + i, size - i);
+      piece.set_keys(i, tokens);
+      TGK_UNROLL for (int t = 0; t < kLanes; t++) tokens[t] = load_up_to(v + t * a.v_stride + i, size - i);
+      piece.set_values(i, tokens);
+    }
+  }
+}
+
+TGK_INLINE bool is_whole_piece(const int32_t* slots, int64_t count) {
+  if (count < kLanes || slots[0] < 0 || slots[0] % kLanes) return false;
+  for (int i = 1; i < kLanes; i++)
+    if (slots[i] != slots[0] + i) return false;
+  return true;
+}
+
+template <class Format>
+void store_kv_in_format(const TgkStoreKV& a, const int32_t* slot_mapping, Span rows) {
+  for (int64_t row = rows.begin; row < rows.end;) {
+    const int32_t slot = slot_mapping[row];
+    const bool is_whole = is_whole_piece(slot_mapping + row, rows.end - row);
+    if (is_whole)
+      store_piece<Format>(a, row, slot);
+    else if (slot >= 0)
+      store_token<Format>(a, row, slot);
+    row += is_whole ? kLanes : 1;
   }
 }
 
 void store_kv(const TgkStoreKV& a, const int32_t* slot_mapping, Span rows) {
-  for (int64_t row = rows.begin; row < rows.end; row++) {
-    if (slot_mapping[row] < 0) continue;
-    if (a.cache.format == TGK_BF16)
-      store_token<PanelBF16>(a, row, slot_mapping[row]);
-    else
-      store_token<PanelF32>(a, row, slot_mapping[row]);
-  }
+  if (a.cache.format == TGK_BF16)
+    store_kv_in_format<PanelBF16>(a, slot_mapping, rows);
+  else
+    store_kv_in_format<PanelF32>(a, slot_mapping, rows);
 }
 
 }  // namespace TGK_ISA

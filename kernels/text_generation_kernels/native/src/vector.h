@@ -43,6 +43,11 @@ TGK_INLINE Vec lanes_across(Vec a) {
   if (N == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0xb1)};
   return {_mm512_permute_ps(a.v, N == 2 ? 0x4e : 0xb1)};
 }
+// Lane i of `b` where i & N, else of `a`.
+template <int N>
+TGK_INLINE Vec blend(Vec a, Vec b) {
+  return {_mm512_mask_blend_ps(N == 8 ? 0xff00 : N == 4 ? 0xf0f0 : N == 2 ? 0xcccc : 0xaaaa, a.v, b.v)};
+}
 TGK_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -54,13 +59,25 @@ TGK_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 TGK_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 TGK_INLINE Vec round_to_integer(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for an integral n within the exponents of normal numbers.
-TGK_INLINE Vec scale_by_power(Vec a, Vec n) {
-  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_cvtps_epi32(n.v), 23)))};
-}
+TGK_INLINE Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
 TGK_INLINE Vec load_bf16_low(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
 TGK_INLINE Vec load_bf16_high(const void* p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)))};
+}
+// The words that those two read: numbers rounded to the nearest bfloat16, ties to even; NaN stays NaN.
+TGK_INLINE __m512i rounded_to_high_half(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+}
+TGK_INLINE Vec bf16_words(Vec low, Vec high) {
+  const __m512i low_half = _mm512_srli_epi32(rounded_to_high_half(low.v), 16);
+  return {_mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaau, low_half, rounded_to_high_half(high.v)))};
+}
+// The low (0) or the high half (1) of such words, and not a byte of the other.
+TGK_INLINE void store_halves(void* p, int half, Vec words) {
+  _mm512_mask_storeu_epi16(p, 0x55555555u << half, _mm512_castps_si512(words.v));
 }
 TGK_INLINE Vec load_bf16(const void* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
@@ -102,6 +119,13 @@ TGK_INLINE Vec lanes_across(Vec a) {
   if (N == 4) return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
   return {_mm256_permute_ps(a.lo, N == 2 ? 0x4e : 0xb1), _mm256_permute_ps(a.hi, N == 2 ? 0x4e : 0xb1)};
 }
+// Lane i of `b` where i & N, else of `a`.
+template <int N>
+TGK_INLINE Vec blend(Vec a, Vec b) {
+  if (N == 8) return {a.lo, b.hi};
+  constexpr int mask = N == 4 ? 0xf0 : N == 2 ? 0xcc : 0xaa;
+  return {_mm256_blend_ps(a.lo, b.lo, mask), _mm256_blend_ps(a.hi, b.hi, mask)};
+}
 TGK_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 TGK_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
@@ -139,6 +163,18 @@ TGK_INLINE Vec load_bf16_high(const void* p) {
   return {_mm256_castsi256_ps(_mm256_and_si256(load_words(p, 0), mask)),
           _mm256_castsi256_ps(_mm256_and_si256(load_words(p, 1), mask))};
 }
+// The words that those two read: numbers rounded to the nearest bfloat16, ties to even; NaN stays NaN.
+TGK_INLINE __m256i rounded_to_high_half(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+TGK_INLINE __m256 bf16_words8(__m256 low, __m256 high) {
+  const __m256i low_half = _mm256_srli_epi32(rounded_to_high_half(low), 16);
+  return _mm256_castsi256_ps(_mm256_blend_epi16(low_half, rounded_to_high_half(high), 0xaa));
+}
+TGK_INLINE Vec bf16_words(Vec low, Vec high) { return {bf16_words8(low.lo, high.lo), bf16_words8(low.hi, high.hi)}; }
 TGK_INLINE Vec load_bf16(const void* p) {
   const __m128i* words = (const __m128i*)p;
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(words)), 16)),
@@ -199,6 +235,18 @@ TGK_INLINE Vec lanes_across(Vec x) {
   if (N == 4) return {x.b, x.a, x.d, x.c};
   return {across4<N>(x.a), across4<N>(x.b), across4<N>(x.c), across4<N>(x.d)};
 }
+// Lane i of `y` where i & N, else of `x`.
+template <int N>
+TGK_INLINE float32x4_t blend4(float32x4_t x, float32x4_t y) {
+  if (N == 2) return vcombine_f32(vget_low_f32(x), vget_high_f32(y));
+  return vbslq_f32(vreinterpretq_u32_u64(vdupq_n_u64(0xffffffffu)), x, y);
+}
+template <int N>
+TGK_INLINE Vec blend(Vec x, Vec y) {
+  if (N == 8) return {x.a, x.b, y.c, y.d};
+  if (N == 4) return {x.a, y.b, x.c, y.d};
+  return {blend4<N>(x.a, y.a), blend4<N>(x.b, y.b), blend4<N>(x.c, y.c), blend4<N>(x.d, y.d)};
+}
 #define TGK_BINARY(name, op) \
   TGK_INLINE Vec name(Vec x, Vec y) { return {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}; }
 TGK_BINARY(add, vaddq_f32)
@@ -231,6 +279,18 @@ TGK_INLINE Vec load_bf16_low(const void* p) {
 TGK_INLINE Vec load_bf16_high(const void* p) {
   const uint32_t* w = (const uint32_t*)p;
   return {high4(w), high4(w + 4), high4(w + 8), high4(w + 12)};
+}
+// The words that those two read: numbers rounded to the nearest bfloat16, ties to even; NaN stays NaN.
+TGK_INLINE uint32x4_t rounded_to_high_half(float32x4_t x) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+  return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(bits, vdupq_n_u32(0x400000)));
+}
+TGK_INLINE float32x4_t bf16_words4(float32x4_t low, float32x4_t high) {
+  return vreinterpretq_f32_u32(vsriq_n_u32(rounded_to_high_half(high), rounded_to_high_half(low), 16));
+}
+TGK_INLINE Vec bf16_words(Vec low, Vec high) {
+  return {bf16_words4(low.a, high.a), bf16_words4(low.b, high.b), bf16_words4(low.c, high.c), bf16_words4(low.d, high.d)};
 }
 TGK_INLINE float32x4_t bf16x4(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 TGK_INLINE Vec load_bf16(const void* p) {
@@ -283,6 +343,32 @@ TGK_INLINE void store_first(float* p, Vec a, int n) {
   float lanes[kLanes];
   store(lanes, a);
   memcpy(p, lanes, n * sizeof(float));
+}
+
+#if !defined(__AVX512F__)
+// The low (0) or the high half (1) of words, and not a byte of the other.
+TGK_INLINE void store_halves(void* p, int half, Vec words) {
+  uint16_t halves[2 * kLanes];
+  store((float*)halves, words);
+  for (int i = half; i < 2 * kLanes; i += 2) ((uint16_t*)p)[i] = halves[i];
+}
+#endif
+
+// Lane j of vector i and lane i of vector j change places.
+template <int N>
+TGK_INLINE void transpose_blocks(Vec (&rows)[kLanes]) {
+  TGK_UNROLL for (int i = 0; i < kLanes; i++) {
+    if (i & N) continue;
+    const Vec upper = rows[i], lower = rows[i + N];
+    rows[i] = blend<N>(upper, lanes_across<N>(lower));
+    rows[i + N] = blend<N>(lanes_across<N>(upper), lower);
+  }
+}
+TGK_INLINE void transpose(Vec (&rows)[kLanes]) {
+  transpose_blocks<8>(rows);
+  transpose_blocks<4>(rows);
+  transpose_blocks<2>(rows);
+  transpose_blocks<1>(rows);
 }
 
 // All sixteen lanes joined by an op of two whose operands may change places, always in the same order: halves, quarters ...
