@@ -32,6 +32,9 @@ from text_generation_kernels.native.ops import NativeCpuOps, StepArguments, most
 
 # Results begin at whole cache lines.
 _ALIGNMENT_FLOATS = 16
+# Ops that read a number of x for the last time before they write the one at its place, and no other row's. A result in
+# memory that is in the cache already takes a prompt a fifth less time than one elsewhere.
+_IN_PLACE = (Op.ADD_RMS_NORM, Op.SILU_AND_MUL)
 
 
 @dataclass(slots=True)
@@ -43,7 +46,9 @@ class _Value:
     first_use: int  # index of the instruction that writes it
     last_use: int
     keeper: Tensor  # keeps the memory, so that no later result has the same address
-    place: int = 0  # its first float, for one row
+    over: _Value | None = None  # what it may be written over, row by row, if nothing reads that later
+    place: int = 0  # its first float
+    stride: int = 0  # floats from row to row
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,9 @@ class StepRecorder:
         for field, tensor in writes.items():
             width = tensor.untyped_storage().nbytes() // 4 // max(len(tensor), 1)
             value = _Value(rows, width, len(self.recorded), len(self.recorded), tensor)
+            if op in _IN_PLACE:
+                x = self._values[_address(reads["x"])]
+                value.over = x if reads["x"].stride(0) == x.width and not _column(reads["x"]) else None
             self._values[_address(tensor)] = value
             pointers.append(_Pointer(field, value, 0))
         self.recorded.append(_Recorded(copy, tuple(pointers)))
@@ -122,6 +130,7 @@ class StepRecorder:
         target = source
         if source is not None:
             source.last_use = len(self.recorded)
+            source.over = None  # its rows must lie side by side
         if target is None or _address(result) != _address(x):
             if result.dtype is not torch.float32 or len(result) != len(x):
                 raise CaptureRefused("what is called outside gives no float32 tensor with as many rows as it takes")
@@ -136,6 +145,7 @@ class StepRecorder:
         if value is None:
             raise CaptureRefused("the step's result was computed by something that is not a native op")
         value.last_use = len(self.recorded)
+        value.over = None  # its rows must lie side by side
         return value
 
     def values(self) -> list[_Value]:
@@ -250,6 +260,8 @@ class NativeStep(CapturedStep):
         arguments = getattr(self._instructions[index].arguments, c.MEMBERS[Op(recorded.instruction.op)])
         for pointer in recorded.pointers:
             setattr(arguments, pointer.field, start + 4 * (pointer.value.place + pointer.column))
+            if pointer.value.stride != pointer.value.width:
+                setattr(arguments, f"{pointer.field}_stride", pointer.value.stride)
             if pointer.field == "table":
                 arguments.table_rows = limits[pointer.value.rows]
 
@@ -303,16 +315,23 @@ def _choose_likeliest(instruction: c.Instruction, logits: _Memory) -> MostLikely
 def place_values(values: list[_Value], limits: Mapping[Rows, int]) -> int:
     """Give every value a place, such that no two that are needed at the same time overlap. Returns floats in all.
 
-    First fit, in the order in which they are made: an op never writes over what it reads.
+    First fit, in the order in which they are made. An op never writes over what it reads, but for one that may and is
+    the last to read it: its result takes that place, rows as far apart.
     """
     placed: list[_Value] = []
     end = 0
 
     def size(value: _Value) -> int:
-        return -(-value.width * limits[value.rows] // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
+        return -(-value.stride * limits[value.rows] // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
 
     for value in sorted(values, key=lambda value: value.first_use):
         placed = [other for other in placed if other.last_use >= value.first_use]
+        over = value.over
+        if over is not None and over.last_use == value.first_use:
+            value.place, value.stride = over.place, over.stride
+            placed.append(value)
+            continue
+        value.stride = value.width
         place = 0
         for other in sorted(placed, key=lambda other: other.place):
             if place + size(value) <= other.place:

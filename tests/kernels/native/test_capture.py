@@ -138,6 +138,26 @@ def test_a_computation_that_is_no_op_is_refused_with_the_op_that_reads_it() -> N
     assert refused(step) == "rms_norm: x was computed by something that is not a native op"
 
 
+@pytest.mark.parametrize("is_read_later", [False, True], ids=["read last by it", "read again"])
+def test_a_step_is_the_same_with_results_in_the_place_of_what_their_ops_have_read(is_read_later: bool) -> None:
+    library = library_or_skip()
+    ops = NativeCpuOps(library, 2, library.instruction_sets[0], torch.float32)
+    table, weight = torch.randn(320, 64), torch.randn(32)
+    down, up = ops.pack_weight(torch.randn(32, 32)), ops.pack_weight(torch.randn(32, 64))
+
+    def function(given_inputs: StepInputs) -> Tensor:
+        wide = ops.embedding(given_inputs.token_ids, table)
+        narrow = ops.silu_and_mul(wide)  # rows of 32 where rows of 64 were
+        x = ops.linear(narrow, down)
+        normed, total = ops.add_rms_norm(x, ops.linear(wide, up) if is_read_later else narrow, weight, 1e-5)
+        return ops.linear(ops.add_rms_norm(normed, total, weight, 1e-5)[0], down)
+
+    with torch.inference_mode():
+        step = capture(ops, function, 64, 64)
+        given_inputs = inputs([17, 30], sampled=[1])
+        assert torch.equal(step(given_inputs), function(given_inputs))
+
+
 def doubled_in_place(x: Tensor) -> Tensor:
     return x.mul_(2)
 

