@@ -68,6 +68,18 @@ def test_an_empty_step_gives_an_empty_result(
     assert ops.attention(backend.put(torch.zeros(0, 9, 64)), cache, step, 0.125).shape == (0, 9, 64)
 
 
+@pytest.mark.parametrize("chunk", [1, 16, 100, 512])
+def test_a_long_prompt_is_the_same_in_chunks_of_any_size(backend: Backend, chunk: int) -> None:
+    size = 530 if chunk > 1 else 150  # more than four parts of a context, and an odd number of its pieces
+    heads, block_size = backend.heads(Heads(9, 3, 64)), backend.device.default_block_size
+    whole = attend_on(backend, (Row(0, size),), heads, block_size)
+    chunks = [
+        attend_on(backend, (Row(start, min(chunk, size - start)),), heads, block_size, seed=start)
+        for start in range(0, size, chunk)
+    ]
+    backend.assert_same_row(torch.cat(chunks), whole)
+
+
 @pytest.mark.parametrize("filler", [1e4, math.inf, math.nan])
 def test_what_others_left_in_the_cache_never_reaches_a_row(backend: Backend, filler: float) -> None:
     step = build_step(ROWS["mixed"] + ROWS["decodes_of_many_lengths"], Heads(), backend.device.default_block_size)
@@ -97,24 +109,32 @@ chunk_rows = st.builds(Row, cached=lengths, new=st.integers(2, 40), seed=st.inte
 any_rows = st.one_of(decode_rows, decode_rows, chunk_rows)
 
 
+# Computed token by token, and by tiles of products where the processor has them.
+WAYS = pytest.mark.parametrize("heads", [Heads(6, 2, 16), Heads(9, 3, 64)], ids=str)
+
+
+@WAYS
 @PROPERTY
 @given(
     row=any_rows, before=st.lists(any_rows, max_size=8), after=st.lists(any_rows, max_size=8), seed=st.integers(0, 9)
 )
 def test_a_row_is_the_same_alone_and_among_neighbours(
-    backend: Backend, row: Row, before: list[Row], after: list[Row], seed: int
+    backend: Backend, heads: Heads, row: Row, before: list[Row], after: list[Row], seed: int
 ) -> None:
-    heads, block_size = backend.heads(Heads(6, 2, 16)), backend.device.default_block_size
+    heads, block_size = backend.heads(heads), backend.device.default_block_size
     alone = attend_on(backend, (row,), heads, block_size)
     crowd = attend_on(backend, (*before, row, *after), heads, block_size, seed)
     first = sum(neighbour.new for neighbour in before)
     backend.assert_same_row(crowd[first : first + row.new], alone)
 
 
+@WAYS
 @PROPERTY
 @given(cuts=st.lists(st.integers(1, 60), min_size=2, max_size=5), seed=st.integers(0, 99))
-def test_chunks_give_what_the_whole_gives(backend: Backend, cuts: list[int], seed: int) -> None:
-    heads, block_size = backend.heads(Heads(6, 2, 16)), backend.device.default_block_size
+def test_chunks_give_what_the_whole_gives(
+    backend: Backend, heads: Heads, cuts: list[int], seed: int
+) -> None:
+    heads, block_size = backend.heads(heads), backend.device.default_block_size
     whole = attend_on(backend, (Row(0, sum(cuts), seed),), heads, block_size)
     starts = [sum(cuts[:index]) for index in range(len(cuts))]
     chunks = [

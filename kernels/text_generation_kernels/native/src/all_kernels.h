@@ -14,10 +14,10 @@ static const int64_t* ids_of(const TgkEmbedding& a, const TgkStep& step) {
   return a.ids == TGK_TOKEN_IDS ? step.token_ids : a.ids == TGK_POSITIONS ? step.positions : step.sampled;
 }
 
-static int64_t scratch_bytes(const TgkInstruction& instruction, const TgkStep&, int) {
+static int64_t scratch_bytes(const TgkInstruction& instruction, const TgkStep& step, int) {
   switch (instruction.op) {
     case TGK_ATTENTION:
-      return attention_scratch_bytes(instruction.attention);
+      return attention_scratch_bytes(instruction.attention, step);
     case TGK_TOP_K:
       return top_k_scratch_bytes(instruction.top_k);
     case TGK_DRAW:

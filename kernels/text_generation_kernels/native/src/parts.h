@@ -39,5 +39,15 @@ TGK_INLINE void split(const float* x, int64_t size, char* out, int64_t part_byte
   }
 }
 
+// Two parts of 32 numbers that are positive and finite, or NaN, in fewer instructions: the first is cut off and not
+// rounded, so that together they hold 16 bits or more.
+TGK_INLINE void split_positive(Vec low, Vec high, char* out, int64_t part_bytes) {
+  const __m512i first_bits = _mm512_set1_epi32((int)0xffff0000);
+  const __m512 low_part = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(low.v), first_bits));
+  const __m512 high_part = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(high.v), first_bits));
+  _mm512_storeu_si512(out, to_bf16(low_part, high_part));
+  _mm512_storeu_si512(out + part_bytes, to_bf16(_mm512_sub_ps(low.v, low_part), _mm512_sub_ps(high.v, high_part)));
+}
+
 }  // namespace TGK_ISA
 }  // namespace tgk

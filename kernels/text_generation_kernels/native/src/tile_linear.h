@@ -108,21 +108,6 @@ TGK_INLINE void split_tiles(const TgkLinear& a, const Cut& cut, int64_t first_ti
   }
 }
 
-template <int N>
-struct Panel {
-  static constexpr int index = N;
-};
-
-// Calls visit(Panel<0>()) and so on, for tile numbers must be constants.
-template <int P, class Visit>
-TGK_INLINE void each_panel(Visit visit) {
-  visit(Panel<0>());
-  if constexpr (P > 1) visit(Panel<1>());
-  if constexpr (P > 2) visit(Panel<2>());
-  if constexpr (P > 3) visit(Panel<3>());
-  if constexpr (P > 4) visit(Panel<4>());
-}
-
 // Adds some steps' products, of N parts each, to the sums of P panels, `stride` bytes apart. Calls beside(step, panel)
 // where a product has been begun, which goes on while other instructions do.
 template <int P, int N, class Beside>

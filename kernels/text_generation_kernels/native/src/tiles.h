@@ -58,5 +58,36 @@ TGK_INLINE void accumulate_tiles() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
 }
 
+// A number that is a constant, since tiles' numbers must be.
+template <int N>
+struct Constant {
+  static constexpr int index = N;
+};
+
+// Calls visit(Constant<0>()) and so on, N times.
+template <int N, class Visit>
+TGK_INLINE void each_panel(Visit visit) {
+  visit(Constant<0>());
+  if constexpr (N > 1) visit(Constant<1>());
+  if constexpr (N > 2) visit(Constant<2>());
+  if constexpr (N > 3) visit(Constant<3>());
+  if constexpr (N > 4) visit(Constant<4>());
+}
+
+// Calls visit with a count from 1 to 4 as a constant.
+template <class Visit>
+TGK_INLINE void by_count(int64_t count, Visit visit) {
+  switch (count) {
+    case 1:
+      return visit(Constant<1>());
+    case 2:
+      return visit(Constant<2>());
+    case 3:
+      return visit(Constant<3>());
+    default:
+      return visit(Constant<4>());
+  }
+}
+
 }  // namespace TGK_ISA
 }  // namespace tgk

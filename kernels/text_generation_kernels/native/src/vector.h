@@ -60,6 +60,9 @@ TGK_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 TGK_INLINE Vec round_to_integer(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for an integral n within the exponents of normal numbers.
 TGK_INLINE Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// a - floor(a), and a * 2^floor(x).
+TGK_INLINE Vec fraction(Vec a) { return {_mm512_reduce_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+TGK_INLINE Vec scale_by_floor(Vec a, Vec x) { return {_mm512_scalef_ps(a.v, x.v)}; }
 // Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
 TGK_INLINE Vec load_bf16_low(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
 TGK_INLINE Vec load_bf16_high(const void* p) {
@@ -149,6 +152,7 @@ TGK_INLINE Vec scale_by_power(Vec a, Vec n) {
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), _mm256_slli_epi32(_mm256_cvtps_epi32(n.lo), 23))),
           _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), _mm256_slli_epi32(_mm256_cvtps_epi32(n.hi), 23)))};
 }
+TGK_INLINE Vec floor(Vec a) { return {_mm256_floor_ps(a.lo), _mm256_floor_ps(a.hi)}; }
 TGK_INLINE __m256i load_words(const void* p, int half) { return _mm256_loadu_si256((const __m256i*)p + half); }
 // Sixteen 32-bit words, the low halves (the high ones) read as bfloat16.
 TGK_INLINE Vec load_bf16_low(const void* p) {
@@ -267,6 +271,7 @@ TGK_INLINE float32x4_t scale4(float32x4_t x, float32x4_t n) {
 }
 // x * 2^n for an integral n within the exponents of normal numbers.
 TGK_INLINE Vec scale_by_power(Vec x, Vec n) { return {scale4(x.a, n.a), scale4(x.b, n.b), scale4(x.c, n.c), scale4(x.d, n.d)}; }
+TGK_INLINE Vec floor(Vec x) { return {vrndmq_f32(x.a), vrndmq_f32(x.b), vrndmq_f32(x.c), vrndmq_f32(x.d)}; }
 TGK_INLINE float32x4_t low4(const uint32_t* p) { return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(p), 16)); }
 TGK_INLINE float32x4_t high4(const uint32_t* p) {
   return vreinterpretq_f32_u32(vandq_u32(vld1q_u32(p), vdupq_n_u32(0xffff0000u)));
@@ -399,6 +404,24 @@ TGK_INLINE Vec exponential(Vec x) {
   p = fma(p, r, splat(5.0000001201e-1f));
   p = add(fma(mul(p, r), r, r), splat(1.0f));
   return scale_by_power(p, n);
+}
+
+#if !defined(__AVX512F__)
+// a - floor(a), and a * 2^floor(x), or 2^-126 for an x below.
+TGK_INLINE Vec fraction(Vec a) { return sub(a, floor(a)); }
+TGK_INLINE Vec scale_by_floor(Vec a, Vec x) { return scale_by_power(a, floor(max(splat(-126.0f), x))); }
+#endif
+
+// 2^x to about 2e-7 of its value, for x up to 127; below 2^-126 it may be anything so small. NaN for NaN.
+TGK_INLINE Vec power_of_two(Vec x) {
+  // 2^f = 1 + f * p(f) for f in [0, 1), the p that errs least.
+  const Vec f = fraction(x);
+  Vec p = splat(1.86713028e-3f);
+  p = fma(p, f, splat(9.01702978e-3f));
+  p = fma(p, f, splat(5.57999127e-2f));
+  p = fma(p, f, splat(2.40164444e-1f));
+  p = fma(p, f, splat(6.93151295e-1f));
+  return scale_by_floor(fma(p, f, splat(1.0f)), x);
 }
 
 TGK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
