@@ -130,8 +130,8 @@ def measure(options: argparse.Namespace, server: Server, phases: StepPhases, pro
 
 
 def arithmetic_of(isa: str, phase: str, weights: str) -> str:
-    """The instruction set that does a phase's sums: only 16-bit and int8 weights are multiplied by AMX."""
-    return "avx512" if isa == "amx" and (phase == ATTENTION or weights == "float32") else isa
+    """The instruction set that does a phase's sums: AMX multiplies no float32 weights."""
+    return "avx512" if isa == "amx" and phase != ATTENTION and weights == "float32" else isa
 
 
 def step_table(timed: Sequence[Timed], limits: Limits, isa: str, weights: str) -> str:

@@ -119,7 +119,7 @@ WAYS = pytest.mark.parametrize("heads", [Heads(6, 2, 16), Heads(9, 3, 64)], ids=
     row=any_rows, before=st.lists(any_rows, max_size=8), after=st.lists(any_rows, max_size=8), seed=st.integers(0, 9)
 )
 def test_a_row_is_the_same_alone_and_among_neighbours(
-    backend: Backend, heads: Heads, row: Row, before: list[Row], after: list[Row], seed: int
+    backend: Backend, heads: Heads, *, row: Row, before: list[Row], after: list[Row], seed: int
 ) -> None:
     heads, block_size = backend.heads(heads), backend.device.default_block_size
     alone = attend_on(backend, (row,), heads, block_size)
@@ -131,9 +131,7 @@ def test_a_row_is_the_same_alone_and_among_neighbours(
 @WAYS
 @PROPERTY
 @given(cuts=st.lists(st.integers(1, 60), min_size=2, max_size=5), seed=st.integers(0, 99))
-def test_chunks_give_what_the_whole_gives(
-    backend: Backend, heads: Heads, cuts: list[int], seed: int
-) -> None:
+def test_chunks_give_what_the_whole_gives(backend: Backend, heads: Heads, cuts: list[int], seed: int) -> None:
     heads, block_size = backend.heads(heads), backend.device.default_block_size
     whole = attend_on(backend, (Row(0, sum(cuts), seed),), heads, block_size)
     starts = [sum(cuts[:index]) for index in range(len(cuts))]
