@@ -37,8 +37,9 @@ def test_attention_equals_the_reference(backend: Backend, rows: tuple[Row, ...],
 
 
 @pytest.mark.parametrize("rows", [(Row(0, 600),), (Row(100, 257, 1), Row(1300, 1, 2)), (Row(0, 256),)], ids=str)
-def test_long_rows_equal_torch_attention(backend: Backend, rows: tuple[Row, ...]) -> None:
-    step = build_step(rows, backend.heads(Heads(4, 2, 16)), backend.device.default_block_size)
+@pytest.mark.parametrize("heads", [Heads(4, 2, 16), Heads(9, 3, 64), Heads(3, 3, 32)], ids=str)
+def test_long_rows_equal_torch_attention(backend: Backend, rows: tuple[Row, ...], heads: Heads) -> None:
+    step = build_step(rows, backend.heads(heads), backend.device.default_block_size)
     actual = attend(backend.ops, step, backend.device.torch_device)
     torch.testing.assert_close(actual, contiguous_attention(step), atol=backend.tolerance, rtol=backend.tolerance)
 

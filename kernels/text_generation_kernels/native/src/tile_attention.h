@@ -166,7 +166,8 @@ class TileAttention {
                                        float* sum) {
     const float* scores = scores_of(row_tile) + row * kPartTokens;
     char* weights = weights_of(row_tile) + row * kTileRowBytes;
-    const int64_t num_steps = ceil_div(num_pieces, 2), whole_steps = smaller(visible / kTileK, num_steps);
+    const int64_t num_steps = ceil_div(num_pieces, 2);
+    const int64_t whole_steps = smaller(larger(visible, 0) / kTileK, num_steps);  // that it sees all of
     Vec largest = splat(-__builtin_inff()), high_largest = largest;
     for (int64_t step = 0; step < whole_steps; step++) {
       largest = max(largest, load(scores + step * kTileK));
@@ -199,7 +200,8 @@ class TileAttention {
     const int64_t count = visible - piece * kLanes;
     return count >= kLanes ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
   }
-  // The weighted sums of a row tile.
+
+  // The weighted sums of a row tile. Calls beside() where products have been begun.
   template <class Beside>
   void sum_values(int64_t row_tile, int64_t num_pieces, float* out, Beside beside) {
     const int64_t num_steps = ceil_div(num_pieces, 2), num_panels = op_.head_dim / kLanes;
