@@ -43,7 +43,7 @@ def row_with(places: dict[int, float]) -> Tensor:
 def faulty_rows(sampler: Sampler, rows: list[Tensor], parameters: SamplingParameters, **more: object) -> list[bool]:
     sample_row = SampleRow(parameters, position=2, history=torch.tensor([1, 2]), **more)  # type: ignore[arg-type]
     result = sampler.sample(torch.stack(rows), [sample_row] * len(rows))
-    assert all(0 <= token_id < VOCAB for token_id in result.token_ids.tolist())
+    assert all(0 <= token_id < VOCAB for token_id in result.read_token_ids())
     return [is_faulty(logprob) for logprob in result.read_numbers()["logprobs"]]
 
 
