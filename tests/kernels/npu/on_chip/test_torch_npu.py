@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
-import gc
 import pytest
 import torch
 from torch import Tensor
