@@ -47,9 +47,9 @@ def test_share_that_is_not_kernels_and_fractions_of_the_limit() -> None:
 
 def test_each_phase_is_held_against_the_arithmetic_that_it_uses() -> None:
     limits = Limits(10e9, {"avx512": 100e9, "amx": 400e9})
-    amounts = {LINEARS: Amount(0, 8e9), ATTENTION: Amount(0, 1e9)}
+    amounts = {LINEARS: Amount(0, 8e9), ATTENTION: Amount(0, 4e9)}
     timed = Timed(Shape("c=1", 1, 200), 0.060, 0.050, {LINEARS: 0.040, ATTENTION: 0.020}, amounts)
-    # 20 ms of linears by AMX, or 80 ms with float32 weights, and 10 ms of attention.
+    # 20 ms of linears by AMX, or 80 ms with float32 weights, and 10 ms of attention by AMX.
     assert step_table([timed], limits, "amx", "bf16").splitlines()[2].split("|")[5] == " 30.00 "
     assert step_table([timed], limits, "amx", "float32").splitlines()[2].split("|")[5] == " 90.00 "
     rows = phase_table([timed], limits, "amx", "int8").splitlines()
