@@ -123,8 +123,12 @@ class _StepSocket(asyncio.Protocol):
     """A connection to one rank beside its stream, which tells how it ends."""
 
     def __init__(self, on_answer: Callable[[pb.StepResponse], None]) -> None:
+        self.lost = asyncio.Event()
         self._on_answer = on_answer
         self._frames = Frames()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
@@ -168,9 +172,9 @@ class StepStream:
         if self._connecting:
             framed = frame(step)
             for connecting in self._connecting:
-                transport = await connecting
-                if transport is not None:
-                    transport.write(framed)
+                connection = await connecting
+                if connection is not None:
+                    connection[0].write(framed)
             return
         try:
             for call in self._calls:
@@ -184,20 +188,21 @@ class StepStream:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
-        for transport in await asyncio.gather(*self._connecting, return_exceptions=True):
-            if isinstance(transport, asyncio.BaseTransport):
-                transport.close()
+        for connection in await asyncio.gather(*self._connecting, return_exceptions=True):
+            if isinstance(connection, tuple):
+                transport, protocol = connection
+                transport.abort()
+                await protocol.lost.wait()  # only then is it closed, and may the loop be
 
-    async def _connect(self, call: grpc.aio.StreamStreamCall, path: str) -> asyncio.WriteTransport | None:
+    async def _connect(
+        self, call: grpc.aio.StreamStreamCall, path: str
+    ) -> tuple[asyncio.WriteTransport, _StepSocket] | None:
         """None if the shard has gone or has refused, which its stream tells."""
         await call.initial_metadata()
         try:
-            transport, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: _StepSocket(self._on_answer), path
-            )
+            return await asyncio.get_running_loop().create_unix_connection(lambda: _StepSocket(self._on_answer), path)
         except OSError:
             return None
-        return transport
 
     async def _read(self, rank: int, call: grpc.aio.StreamStreamCall) -> None:
         try:
