@@ -30,8 +30,8 @@ constexpr int kFirstPart = kGroupPanels<N>;
 constexpr int64_t kSums = kTileRows * kLanes;
 // Parts made at once: of so many bytes, which stay in the second cache beside a group of panels, and for so many row
 // tiles that weights are read from memory in less time than they are multiplied in.
-constexpr int64_t kPartsBytes = 512 * 1024;
-constexpr int64_t kBlockTiles = 8;
+constexpr int64_t kPartsBytes = 1024 * 1024;
+constexpr int64_t kBlockTiles = 16;
 // Up to so many threads that need the same parts make them each for itself, which is sooner done than to get them from
 // another's cache. More threads share the making.
 constexpr int64_t kMakingTheirOwn = 2;
